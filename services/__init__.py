@@ -1,0 +1,1 @@
+"""The independent processes. A service imports `clawstream` and `schemas`, never another service."""
