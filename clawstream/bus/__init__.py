@@ -1,0 +1,1 @@
+"""The log: one interface, Kafka and an in-memory twin."""

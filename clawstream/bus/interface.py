@@ -1,0 +1,295 @@
+"""The log as clawstream sees it: records, consumers, producers and transactions.
+
+There are two implementations, `clawstream.bus.kafka` and `clawstream.bus.memory`, and one suite of tests for both.
+Offsets are those of the *next* record to read, as in Kafka. All calls block; objects are not thread-safe unless they
+say so.
+A consumer reads `read_committed` only. Keys are partitioned by murmur2 on every path.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+Headers = tuple[tuple[str, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TopicPartition:
+    """One partition of a topic (full name)."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record that was read."""
+
+    topic: str
+    """Full topic name."""
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    """None is a tombstone."""
+    headers: Headers
+    timestamp_milliseconds: int
+    """When its producer made it, since 1970 UTC."""
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]@{self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingRecord:
+    """A record to be written."""
+
+    topic: str
+    """Full topic name."""
+    key: bytes
+    """Never null: compaction and partitioning both need it."""
+    value: bytes | None
+    """None writes a tombstone."""
+    headers: Headers = ()
+    partition: int | None = None
+    """Chosen by the key's murmur2 hash when None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Where a record ended up. Inside a transaction the position is final only if the transaction commits."""
+
+    record: OutgoingRecord
+    partition: int
+    offset: int
+
+
+DeliveryCallback = Callable[[Delivery], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RebalanceCallbacks:
+    """Told inside `Consumer.consume`, on the thread that calls it."""
+
+    assigned: Callable[[Sequence[TopicPartition]], None]
+    """Partitions are ours from now on; reading starts at the committed offsets."""
+    revoked: Callable[[Sequence[TopicPartition]], None]
+    """Partitions are ours until this returns: finish and commit what is done."""
+    lost: Callable[[Sequence[TopicPartition]], None]
+    """Partitions were taken from us already: commit nothing, drop what was in flight."""
+
+
+class GroupMetadata(Protocol):
+    """Opaque identity of a member at a generation. Passing it to a transaction fences members that lost theirs."""
+
+
+class Consumer(Protocol):
+    """Reads records, either as a member of a group or at positions of its own."""
+
+    def consume(self, max_records: int, timeout_seconds: float) -> list[Record]:
+        """Up to `max_records`, waiting at most `timeout_seconds` for the first.
+
+        Must be called at least every `max.poll.interval.ms`, also while there is no capacity (with a small number).
+        Rebalance callbacks run inside. Raises Fenced, FatalBusError or BrokerUnavailable; a record that cannot be
+        fetched is never skipped silently.
+        """
+        ...
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Reads these partitions from these offsets, without a group. Replaces an earlier assignment."""
+        ...
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Reads `partition`, which must be assigned, from `offset` on."""
+        ...
+
+    def pause(self, partitions: Sequence[TopicPartition]) -> None:
+        """Delivers nothing of `partitions` until resumed. Costly when frequent: use with hysteresis."""
+        ...
+
+    def resume(self, partitions: Sequence[TopicPartition]) -> None:
+        """Undoes `pause`."""
+        ...
+
+    def assignment(self) -> list[TopicPartition]:
+        """What is read now."""
+        ...
+
+    def position(self, partition: TopicPartition) -> int | None:
+        """The next offset to be delivered, or None before the first delivery."""
+        ...
+
+    def committed(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int | None]:
+        """The group's committed offsets; None where there is none."""
+        ...
+
+    def watermarks(self, partition: TopicPartition) -> tuple[int, int]:
+        """First offset that is still retained, and the end for read_committed readers (last stable offset)."""
+        ...
+
+    def group_metadata(self) -> GroupMetadata:
+        """For `TransactionalProducer.send_offsets`."""
+        ...
+
+    def close(self) -> None:
+        """Leaves the group. May be called twice."""
+        ...
+
+
+class Producer(Protocol):
+    """Idempotent producer, acks from all replicas."""
+
+    def produce(self, record: OutgoingRecord, on_delivery: DeliveryCallback | None = None) -> None:
+        """Queues a record. `on_delivery` runs inside `poll` or `flush`; the next `flush` raises a failed one.
+
+        Raises BusError when the local queue is full and stays full.
+        """
+        ...
+
+    def poll(self, timeout_seconds: float = 0.0) -> None:
+        """Serves delivery callbacks."""
+        ...
+
+    def flush(self, timeout_seconds: float) -> None:
+        """Returns when every queued record is on the log. Raises BusError naming the first that is not."""
+        ...
+
+    def close(self) -> None:
+        """Flushes for a few seconds and releases the client."""
+        ...
+
+
+class TransactionalProducer(Protocol):
+    """One open transaction at a time; nothing of it is visible before it commits.
+
+    After any call that raised, or an end of transaction that took long, the instance must be closed and a new one made
+    (reference: Jepsen's reports on Kafka transactions; without KIP-890 a late EndTxn may end the *next* transaction).
+    `needs_replacement` says so.
+    """
+
+    @property
+    def needs_replacement(self) -> bool:
+        """True after a slow or failed end of transaction."""
+        ...
+
+    def begin(self) -> None:
+        """Opens a transaction. Raises Fenced or FatalBusError."""
+        ...
+
+    def produce(self, record: OutgoingRecord, on_delivery: DeliveryCallback | None = None) -> None:
+        """Queues a record in the open transaction."""
+        ...
+
+    def flush(self, timeout_seconds: float) -> None:
+        """Waits for the deliveries, so that their offsets are known.
+
+        Raises TransactionAbortable, Fenced, FatalBusError.
+        """
+        ...
+
+    def send_offsets(self, offsets: Mapping[TopicPartition, int], group: GroupMetadata) -> None:
+        """Commits consumer offsets with the transaction. Raises TransactionAbortable, Fenced, FatalBusError."""
+        ...
+
+    def commit(self) -> None:
+        """Makes the transaction visible. Raises TransactionAbortable (then `abort`), Fenced, FatalBusError."""
+        ...
+
+    def abort(self) -> None:
+        """Discards the transaction. Raises Fenced or FatalBusError."""
+        ...
+
+    def close(self) -> None:
+        """Releases the client. An open transaction is aborted by the broker or the successor."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSpecification:
+    """A topic to be created."""
+
+    name: str
+    """Full name."""
+    partitions: int
+    config: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """A topic as the broker has it."""
+
+    name: str
+    partitions: int
+    config: Mapping[str, str]
+
+
+class Admin(Protocol):
+    """Topics of the broker."""
+
+    def create_topics(self, topics: Sequence[TopicSpecification]) -> None:
+        """Creates topics. One that exists is an error (TopicDefinitionError)."""
+        ...
+
+    def describe_topics(self, names: Sequence[str]) -> dict[str, TopicDescription]:
+        """Those of `names` that exist."""
+        ...
+
+    def alter_topic_config(self, name: str, config: Mapping[str, str]) -> None:
+        """Sets these values and leaves the others."""
+        ...
+
+    def partitions(self, topic: str) -> list[TopicPartition]:
+        """All partitions of a topic. Raises BusError when it does not exist."""
+        ...
+
+    def group_offsets(self, group: str) -> dict[TopicPartition, int]:
+        """Committed offsets of a group, for lag; empty when it has none."""
+        ...
+
+    def close(self) -> None:
+        """Releases the client."""
+        ...
+
+
+class Bus(Protocol):
+    """Makes clients for one cluster. Thread-safe."""
+
+    def group_consumer(
+        self,
+        topics: Sequence[str],
+        *,
+        group: str,
+        instance: str,
+        callbacks: RebalanceCallbacks,
+    ) -> Consumer:
+        """A member of `group` (classic protocol, cooperative-sticky, static membership under `instance`).
+
+        Starts at the earliest record where nothing was committed. Never commits by itself.
+        """
+        ...
+
+    def reader(self) -> Consumer:
+        """A consumer without a group, for `assign`."""
+        ...
+
+    def producer(self) -> Producer:
+        """An idempotent producer."""
+        ...
+
+    def transactional_producer(self, transactional_id: str) -> TransactionalProducer:
+        """Initialised: fences and aborts what a predecessor with this id left open.
+
+        Raises BrokerUnavailable when no coordinator answers in time.
+        """
+        ...
+
+    def admin(self) -> Admin:
+        """Topic administration."""
+        ...

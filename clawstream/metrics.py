@@ -1,0 +1,132 @@
+"""Every metric of every process: names, kinds, units and labels in one typed list.
+
+A name that is not in the list fails type checking. All carry the prefix `clawstream_`.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+CounterName = Literal[
+    "turns_total",
+    "turns_untrainable_total",
+    "turns_unrecorded_total",
+    "next_states_total",
+    "gateway_errors_total",
+    "worker_inputs_total",
+    "worker_late_results_total",
+    "worker_transactions_total",
+    "dead_letters_total",
+    "votes_total",
+    "ledger_hits_total",
+    "samples_dropped_total",
+    "train_steps_total",
+]
+GaugeName = Literal[
+    "outbox_entries",
+    "outbox_bytes",
+    "requests_in_flight",
+    "engine_weight_version",
+    "worker_in_flight",
+    "worker_oldest_unresolved_seconds",
+    "batch_have",
+    "batch_need",
+    "weight_version",
+    "train_metric",
+]
+HistogramName = Literal[
+    "first_token_seconds",
+    "hold_seconds",
+    "outbox_drain_seconds",
+    "worker_handle_seconds",
+    "worker_flush_seconds",
+    "model_call_seconds",
+    "train_step_seconds",
+    "publish_seconds",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricDefinition:
+    """What a metric means."""
+
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+COUNTERS: Final[dict[CounterName, MetricDefinition]] = {
+    "turns_total": MetricDefinition("Turns served.", ("turn_type", "finish_reason")),
+    "turns_untrainable_total": MetricDefinition("Turns that must not be trained.", ("reason",)),
+    "turns_unrecorded_total": MetricDefinition("Turns served while the outbox was full.", ()),
+    "next_states_total": MetricDefinition("Next states observed.", ("kind",)),
+    "gateway_errors_total": MetricDefinition("Requests that ended in an error.", ("code",)),
+    "worker_inputs_total": MetricDefinition("Inputs resolved by a worker.", ("result", "reason")),
+    "worker_late_results_total": MetricDefinition("Results dropped because their partition was lost.", ()),
+    "worker_transactions_total": MetricDefinition("Transactions ended.", ("result",)),
+    "dead_letters_total": MetricDefinition("Records sent to a dead-letter topic.", ("reason",)),
+    "votes_total": MetricDefinition("Judge votes.", ("verdict",)),
+    "ledger_hits_total": MetricDefinition("Model calls answered by the ledger.", ()),
+    "samples_dropped_total": MetricDefinition("Samples read and not trained.", ("reason",)),
+    "train_steps_total": MetricDefinition("Training steps.", ("result",)),
+}
+GAUGES: Final[dict[GaugeName, MetricDefinition]] = {
+    "outbox_entries": MetricDefinition("Entries of the outbox that are not on the log yet."),
+    "outbox_bytes": MetricDefinition("Bytes of those entries."),
+    "requests_in_flight": MetricDefinition("Chat requests being served."),
+    "engine_weight_version": MetricDefinition("Weight version that an engine serves; -1 when unknown.", ("engine",)),
+    "worker_in_flight": MetricDefinition("Inputs being handled."),
+    "worker_oldest_unresolved_seconds": MetricDefinition("Age of the oldest unresolved input."),
+    "batch_have": MetricDefinition("Effective samples waiting for the next step."),
+    "batch_need": MetricDefinition("Effective samples that close a batch."),
+    "weight_version": MetricDefinition("Newest published weight version."),
+    "train_metric": MetricDefinition("Measurements of the last training step.", ("name",)),
+}
+HISTOGRAMS: Final[dict[HistogramName, MetricDefinition]] = {
+    "first_token_seconds": MetricDefinition("Request to first token."),
+    "hold_seconds": MetricDefinition("How long a request was held for a weight update."),
+    "outbox_drain_seconds": MetricDefinition("One drain of the outbox."),
+    "worker_handle_seconds": MetricDefinition("Handling one input."),
+    "worker_flush_seconds": MetricDefinition("One transaction, from begin to commit."),
+    "model_call_seconds": MetricDefinition("One call to a judge or teacher model."),
+    "train_step_seconds": MetricDefinition("One training step."),
+    "publish_seconds": MetricDefinition("Exporting and publishing one version."),
+}
+
+
+class Metrics:
+    """The metrics of one process, in a registry of its own. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._counters = {
+            name: Counter(f"clawstream_{name}", definition.help, definition.labels, registry=self._registry)
+            for name, definition in COUNTERS.items()
+        }
+        self._gauges = {
+            name: Gauge(f"clawstream_{name}", definition.help, definition.labels, registry=self._registry)
+            for name, definition in GAUGES.items()
+        }
+        self._histograms = {
+            name: Histogram(f"clawstream_{name}", definition.help, definition.labels, registry=self._registry)
+            for name, definition in HISTOGRAMS.items()
+        }
+
+    def increment(self, name: CounterName, amount: float = 1.0, **labels: str) -> None:
+        """Adds to a counter. All labels of its definition are needed."""
+        counter = self._counters[name]
+        (counter.labels(**labels) if labels else counter).inc(amount)
+
+    def set(self, name: GaugeName, value: float, **labels: str) -> None:
+        """Sets a gauge."""
+        gauge = self._gauges[name]
+        (gauge.labels(**labels) if labels else gauge).set(value)
+
+    def observe(self, name: HistogramName, value: float, **labels: str) -> None:
+        """Adds an observation to a histogram, in the unit that its name ends in."""
+        histogram = self._histograms[name]
+        (histogram.labels(**labels) if labels else histogram).observe(value)
+
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self._registry)

@@ -1,0 +1,68 @@
+"""Rendering: the only place where messages become ids."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from schemas.events.base import Message
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """A prompt as the engine will see it."""
+
+    token_ids: list[int]
+    """[prompt_tokens], ending where the assistant begins to write."""
+    repaired: str = ""
+    """What had to be changed to render it (for example unparsable tool arguments); empty when nothing was."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedAnswer:
+    """An answer's ids as an assistant message."""
+
+    content: str | None
+    """Text without reasoning and tool calls; None when there is none but tool calls."""
+    reasoning: str | None
+    """The model's reasoning, if the family has any."""
+    tool_calls: list[Mapping[str, Any]]
+    """OpenAI tool calls; empty when there are none."""
+
+
+class ChatRenderer(Protocol):
+    """Renders for one model. Thread-safe."""
+
+    @property
+    def name(self) -> str:
+        """Name of the renderer, recorded on every turn."""
+        ...
+
+    @property
+    def tokenizer_fingerprint(self) -> str:
+        """sha256 in hexadecimal over vocabulary, special tokens and chat template."""
+        ...
+
+    @property
+    def stop_token_ids(self) -> list[int]:
+        """Ids that end an assistant message."""
+        ...
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> RenderedPrompt:
+        """The prompt for the next assistant message.
+
+        Roles that the template does not know are mapped (`developer` is a system message); content arrays and strings
+        of the same text give the same ids; tool arguments are parsed first. Raises ContractError when it cannot be done.
+        """
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Plain text to ids, without special tokens."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Ids to text, special tokens left out."""
+        ...
+
+    def parse(self, token_ids: Sequence[int]) -> ParsedAnswer:
+        """A whole answer's ids as content, reasoning and tool calls."""
+        ...

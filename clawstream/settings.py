@@ -1,0 +1,193 @@
+"""Settings: one TOML file for the whole system, environment variables on top, every mistake named at once.
+
+    policy = "default"              # top-level values are shared by all processes
+    data_directory = ".clawstream"
+
+    [kafka]                         # shared too
+    bootstrap_servers = "127.0.0.1:9092"
+
+    [gateway]                       # one section per service
+    port = 8000
+
+    [[processes]]                   # what the supervisor runs; overrides apply to that process alone
+    name = "gateway-1"
+    service = "gateway"
+    overrides = { port = 8001 }
+
+`CLAWSTREAM_GATEWAY__PORT=9000` overrides `gateway.port`, `CLAWSTREAM_KAFKA__NAMESPACE=x` overrides `kafka.namespace`,
+`CLAWSTREAM_POLICY=x` overrides the top-level value. Values of environment variables are read as TOML, else as text.
+Relative paths are relative to the folder of the TOML file.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, cast
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
+
+from clawstream.errors import SettingsError
+
+_ENVIRONMENT_PREFIX = "CLAWSTREAM_"
+
+
+def _relative_to_file(path: Path, info: ValidationInfo) -> Path:
+    base = cast("Mapping[str, Path]", info.context or {}).get("base_directory")
+    return path if path.is_absolute() or base is None else base / path
+
+
+ConfigPath = Annotated[Path, AfterValidator(_relative_to_file)]
+"""A path in the TOML file: relative ones start at the file's folder."""
+
+
+class Section(BaseModel):
+    """A part of the settings. Unknown fields are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+
+
+class KafkaSettings(Section):
+    """How to reach the log."""
+
+    bootstrap_servers: str = "127.0.0.1:9092"
+    """Comma-separated host:port."""
+    namespace: str = Field(default="clawstream", pattern=r"^[a-z][a-z0-9-]*$")
+    """First part of every topic, group and transactional id."""
+    replication_factor: int = Field(default=1, ge=1)
+    """Of topics that `clawstream topics apply` creates."""
+    client_properties: dict[str, str] = {}
+    """Further librdkafka properties, for example for SASL. They cannot override what exactly-once rests on."""
+
+
+class LogSettings(Section):
+    """How a process logs to standard error."""
+
+    level: str = Field(default="info", pattern=r"^(debug|info|warning|error)$")
+    """Lowest level that is written."""
+    json_lines: bool = False
+    """JSON, one object a line, instead of text for people."""
+
+
+class ServiceSettings(Section):
+    """What every process has."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9-]*$")
+    """Name of this process: the stem of its client, group-instance and transactional ids. Stable over restarts."""
+    policy: str = Field(default="default", pattern=r"^[a-z][a-z0-9-]*$")
+    """The policy that this system trains and serves."""
+    data_directory: ConfigPath = Path(".clawstream")
+    """Where processes keep what must survive a restart."""
+    kafka: KafkaSettings = KafkaSettings()
+    """The log."""
+    log: LogSettings = LogSettings()
+    """Logging."""
+    operations_host: str = "127.0.0.1"
+    """Address of the operations port."""
+    operations_port: int = Field(default=0, ge=0, le=65535)
+    """Serves /healthz, /readyz, /status and /metrics; 0 picks a free one."""
+
+
+SettingsType = TypeVar("SettingsType", bound=Section)
+
+
+def load_settings(
+    model: type[SettingsType],
+    *,
+    section: str,
+    file: Path | None,
+    process: str | None = None,
+    environment: Mapping[str, str],
+    overrides: Mapping[str, Any] | None = None,
+) -> SettingsType:
+    """Settings of one process.
+
+    Later sources win: top-level values and shared sections, the service's `section`, the overrides of the entry
+    `process` in `[[processes]]`, the environment, `overrides`. Without a `file`, defaults and environment decide.
+
+    Raises SettingsError with every wrong field.
+    """
+    document = read_settings_file(file) if file is not None else {}
+    values = _values_for(model, document, section)
+    values.update(_table(document, section, file))
+    if process is not None:
+        values["name"] = process
+        values = _merged(values, _process_overrides(document, process, file))
+    values = _merged(values, _from_environment(model, section, environment))
+    values = _merged(values, overrides or {})
+    values.setdefault("name", section)
+    base_directory = file.resolve().parent if file is not None else Path.cwd()
+    try:
+        return model.model_validate(values, context={"base_directory": base_directory})
+    except ValidationError as error:
+        problems = "\n".join(
+            f"  {section}.{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
+            for problem in error.errors(include_url=False)
+        )
+        raise SettingsError(f"{file or 'settings'}: {error.error_count()} wrong value(s):\n{problems}") from error
+
+
+def read_settings_file(file: Path) -> dict[str, Any]:
+    """The parsed TOML file. Raises SettingsError when it is missing or malformed."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise SettingsError(f"{file}: no such file; give --config or run in the folder that holds it") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{file}: not TOML: {error}") from error
+
+
+def _values_for(model: type[Section], document: Mapping[str, Any], section: str) -> dict[str, Any]:
+    """Top-level values of the file that the model has a field for; the service's own section is merged later."""
+    return {key: value for key, value in document.items() if key in model.model_fields and key != section}
+
+
+def _table(document: Mapping[str, Any], section: str, file: Path | None) -> dict[str, Any]:
+    table = document.get(section, {})
+    if not isinstance(table, dict):
+        raise SettingsError(f"{file}: {section} must be a table")
+    return dict(cast("dict[str, Any]", table))
+
+
+def _process_overrides(document: Mapping[str, Any], process: str, file: Path | None) -> dict[str, Any]:
+    for entry in cast("list[dict[str, Any]]", document.get("processes", [])):
+        if entry.get("name") == process:
+            return dict(entry.get("overrides", {}))
+    if file is None or not document.get("processes"):
+        return {}
+    raise SettingsError(f"{file}: no entry named {process!r} in [[processes]]")
+
+
+def _from_environment(model: type[Section], section: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, text in sorted(environment.items()):
+        if not name.startswith(_ENVIRONMENT_PREFIX):
+            continue
+        path = name.removeprefix(_ENVIRONMENT_PREFIX).lower().split("__")
+        if path[0] == section:
+            path = path[1:]
+        if not path or path[0] not in model.model_fields:
+            continue
+        target = found
+        for part in path[:-1]:
+            target = cast("dict[str, Any]", target.setdefault(part, {}))
+        target[path[-1]] = _toml_value(text)
+    return found
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid over `base`, table by table."""
+    result = dict(base)
+    for key, value in over.items():
+        before = result.get(key)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            result[key] = _merged(cast("Mapping[str, Any]", before), cast("Mapping[str, Any]", value))
+        else:
+            result[key] = value
+    return result

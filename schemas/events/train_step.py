@@ -1,0 +1,107 @@
+"""`clawstream.train-step`: what a training step did, with every sample and every drop."""
+
+from enum import StrEnum
+from typing import ClassVar
+
+from pydantic import AwareDatetime, Field
+
+from schemas.events.base import Event, Part, RecordReference
+from schemas.events.sample import SampleRevision
+
+
+class DropReason(StrEnum):
+    """Why a sample was not trained."""
+
+    SUPERSEDED = "superseded"
+    """A higher revision of the same turn came before it was trained."""
+    ALREADY_TRAINED = "already_trained"
+    """The turn was trained before: a fact that a later revision cannot undo."""
+    TOO_OLD = "too_old"
+    """Older than the largest age allowed."""
+    FUTURE_VERSION = "future_version"
+    """Claims a version that was never published."""
+    ZERO_ADVANTAGE = "zero_advantage"
+    """A neutral reward and no teacher: nothing to learn. Trained ids do not hold it."""
+    TOO_LONG = "too_long"
+    """Prompt and response exceed the token budget."""
+    NON_FINITE = "non_finite"
+    """A number is NaN or infinite."""
+    OTHER_POLICY = "other_policy"
+    """Belongs to another policy."""
+    OTHER_TOKENIZER = "other_tokenizer"
+    """Was made with another vocabulary or chat template."""
+    TOMBSTONE = "tombstone"
+    """The sample was removed before it was trained."""
+
+
+class TrainedSample(Part):
+    """One sample of a step."""
+
+    sample_id: str
+    """The sample."""
+    turn_id: str
+    """Its turn: trained at most once per lineage."""
+    revision: SampleRevision
+    """The revision that was trained."""
+    ref: RecordReference
+    """Where the sample was on the log."""
+    age: int
+    """Version at the step minus the version of the turn's oldest token."""
+    reward: float | None = None
+    """RL reward, if any."""
+    response_tokens: int = Field(ge=0)
+    """Number of trained tokens."""
+
+
+class DroppedSample(Part):
+    """One sample that was read and not trained."""
+
+    sample_id: str
+    """The sample; empty for a tombstone."""
+    turn_id: str
+    """Its turn."""
+    ref: RecordReference
+    """Where it was on the log."""
+    reason: DropReason
+    """Why."""
+    detail: str = ""
+    """The numbers behind the reason."""
+
+
+class TrainStepEvent(Event):
+    """A training step. With the archived batch, the whole lineage can be told without the compacted topic."""
+
+    event_type: ClassVar[str] = "clawstream.train-step"
+
+    train_step_id: str = Field(min_length=1)
+    """Derived from lineage and step."""
+    lineage: str = Field(min_length=1)
+    """The training run."""
+    policy: str = Field(min_length=1)
+    """The policy."""
+    step: int = Field(ge=1)
+    """Number of the step in the lineage, from 1."""
+    base_version: int = Field(ge=0)
+    """The version that the step started from."""
+    weight_version: int | None = Field(default=None, ge=0)
+    """The version that it made; null when the weights did not change."""
+    closed_by: str
+    """What closed the batch: `count`, `age` or `shutdown`."""
+    samples: list[TrainedSample]
+    """Every sample that was trained."""
+    drops: list[DroppedSample]
+    """Every sample that was read since the step before and not trained."""
+    unchanged_reason: str = ""
+    """Why the weights did not change: `all_masked`, `zero_advantage`, `non_finite`; empty when they did."""
+    batch_uri: str = ""
+    """Where the packed batch is kept (safetensors); empty when there was none."""
+    batch_sha256: str = ""
+    """Its checksum in hexadecimal."""
+    next_offsets: dict[str, int] = Field(default={})
+    """Partition of `samples` (as text) to the next offset to read: the same numbers as in the checkpoint."""
+    metrics: dict[str, float] = Field(default={})
+    """Named measurements of the step."""
+    started_at: AwareDatetime
+    """When the batch was closed."""
+    finished_at: AwareDatetime
+    """When the weights were updated."""

@@ -1,0 +1,40 @@
+"""A judge spec: all that decides what a judge would say. Its hash names it everywhere."""
+
+import hashlib
+import json
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class JudgeSpec(BaseModel):
+    """Backend, model, prompt, sampling and votes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    backend: str = "rules"
+    """`rules`, `likelihood`, `sglang`, `openai`, or an import path `package.module:name` of your own."""
+    model: str = ""
+    """Name of the judge model; empty for rules."""
+    votes: int = Field(default=3, ge=1, le=99)
+    """Number of verdict votes. Backends that are deterministic need one."""
+    temperature: float = Field(default=0.6, ge=0)
+    """Sampling temperature of the votes."""
+    max_new_tokens: int = Field(default=4096, ge=1)
+    """Cap on a vote's tokens."""
+    prompt: str = "verdict-1"
+    """Name of the prompt file in the judge's `prompts` folder."""
+    prompt_sha256: str = ""
+    """Checksum of the prompt's text, filled in when the judge starts: another text is another spec."""
+    max_prompt_characters: int = Field(default=48_000, ge=256)
+    """Longer evidence is cut in the middle, with a marker."""
+    hints: Literal["none", "user", "judge", "both"] = "none"
+    """Where hints come from: the user's own words, votes of the judge, or both."""
+    rules: list[tuple[str, int]] = Field(default=[])
+    """For the `rules` backend: pairs of a regular expression on the following text and a verdict; first match."""
+
+    @property
+    def spec_hash(self) -> str:
+        """The first 16 hexadecimal digits of the sha256 over the canonical JSON."""
+        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
