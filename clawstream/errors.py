@@ -16,7 +16,8 @@
     │   ├── EngineUnavailable    refused, unreachable or 5xx: try another engine or later
     │   ├── EngineRejected       4xx: the request itself is wrong
     │   ├── EngineTimeout        a deadline passed
-    │   └── EngineProtocolError  the engine answered what its contract does not allow
+    │   ├── EngineProtocolError  the engine answered what its contract does not allow
+    │   └── NoEngineReady        no engine may serve now; carries retry_after_seconds
     ├── WeightsError             published weights are torn, missing or cannot be loaded
     └── SupervisorError          a process could not be started, found or stopped
 
@@ -98,6 +99,14 @@ class EngineTimeout(EngineError, TimeoutError):  # noqa: N818
 
 class EngineProtocolError(EngineError):
     """The engine's answer lacks what its contract promises, for example log-probs of another length than ids."""
+
+
+class NoEngineReady(EngineError, ConnectionError):  # noqa: N818
+    """No engine serves a known version within the bound. `retry_after_seconds` says when to ask again."""
+
+    def __init__(self, message: str, *, retry_after_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class WeightsError(ClawstreamError):

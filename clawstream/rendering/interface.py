@@ -51,7 +51,8 @@ class ChatRenderer(Protocol):
         """The prompt for the next assistant message.
 
         Roles that the template does not know are mapped (`developer` is a system message); content arrays and strings
-        of the same text give the same ids; tool arguments are parsed first. Raises ContractError when it cannot be done.
+        of the same text give the same ids; tool arguments are parsed first. Raises ContractError when it cannot be
+        done.
         """
         ...
 
