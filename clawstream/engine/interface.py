@@ -16,7 +16,7 @@ class PauseMode(StrEnum):
     """What happens to running answers while weights change."""
 
     RETRACT = "retract"
-    """They go on afterwards with their KV rebuilt under the new weights, so that version spans are true. The default."""
+    """They go on with their KV rebuilt under the new weights, so that version spans are true. The default."""
     IN_PLACE = "in_place"
     """They keep the old KV."""
     ABORT = "abort"
