@@ -1,0 +1,1 @@
+"""Getting models onto this machine. No torch here: conversion runs in a subprocess of the engine."""
