@@ -5,7 +5,7 @@
 Per active response token, with w' = exp(l_prox - mu) before its cap:
 - `shift_mean_abs`, `shift_max_abs`: |l_prox - mu| in nats: how far the policy has moved since the data was sampled;
 - `effective_sample_share`: (sum w')^2 / (n * sum w'^2): Kish's effective sample size over the number of tokens;
-- `behaviour_weight_capped_share`: share of tokens whose w' exceeds the cap;
+- `behaviour_weight_capped_share`: share of tokens whose w' was cut to the cap;
 - `clipped_share`: share of tokens whose gradient the clip removed;
 - `ratio_mean`, `ratio_max`: rho; `entropy_mean`: nats at the sampling temperature.
 """
@@ -44,7 +44,6 @@ class StepMeasurements:
         log_weight = (tokens.proximal_log_probs - tokens.behaviour_log_probs).double()
         shift = log_weight.abs()
         weight = log_weight.clamp(max=_LARGEST_LOG_WEIGHT).exp()
-        capped = weight > loss.weight.double() * (1 + 1e-6)
         ratio = loss.ratio.double()
         per_token = (
             torch.ones_like(shift),
@@ -52,7 +51,7 @@ class StepMeasurements:
             shift,
             weight,
             weight * weight,
-            capped.double(),
+            loss.capped.double(),
             loss.clipped.double(),
             ratio,
         )

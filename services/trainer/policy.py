@@ -230,25 +230,19 @@ class PolicyTrainer:
 
     def snapshot(self) -> PolicySnapshot | None:
         """A copy of the state, on rank 0; None on the others. A collective of all ranks."""
-        return PolicySnapshot(
-            weights=self._whole_copies(self.optimizer.main_parameters),
-            moments={name: self._whole_copies(tensors) for name, tensors in self.optimizer.moments()},
-            random_state=_random_state(),
-            num_updates=self.optimizer.num_updates,
-            model_dtype=self._dtype,
-        ) if self.layout.rank == 0 else self._join_snapshot()
-
-    def _join_snapshot(self) -> None:
-        """The other ranks' part in `snapshot`: they give their shards and keep nothing."""
-        for sources in (self.optimizer.main_parameters, *(tensors for _, tensors in self.optimizer.moments())):
-            for _ in whole_tensors(self.model, self.layout, sources):
-                pass
+        weights = self._whole_copies(self.optimizer.main_parameters)
+        moments = {name: self._whole_copies(tensors) for name, tensors in self.optimizer.moments()}
+        if self.layout.rank != 0:
+            return None
+        return PolicySnapshot(weights, moments, _random_state(), self.optimizer.num_updates, self._dtype)
 
     def _whole_copies(self, sources: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {
-            name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-            for name, tensor in whole_tensors(self.model, self.layout, sources)
-        }
+        """Whole tensors by Hugging Face's name on rank 0; the other ranks give their shards and keep nothing."""
+        copies: dict[str, torch.Tensor] = {}
+        for name, tensor in whole_tensors(self.model, self.layout, sources):
+            if self.layout.rank == 0:
+                copies[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        return copies
 
     def restore(
         self,

@@ -45,8 +45,8 @@ class AlgorithmLoss:
     """[tokens] bool: tokens whose gradient the clip removed."""
     ratio: torch.Tensor
     """[tokens] rho."""
-    weight: torch.Tensor
-    """[tokens] w after its cap."""
+    capped: torch.Tensor
+    """[tokens] bool: tokens whose weight against the behaviour policy was cut to its cap."""
 
 
 @runtime_checkable

@@ -51,5 +51,5 @@ class Binary:
             active=tokens.rl_mask,
             clipped=surrogate.clipped & tokens.rl_mask,
             ratio=surrogate.ratio,
-            weight=surrogate.weight,
+            capped=surrogate.capped,
         )

@@ -34,8 +34,8 @@ class ClippedSurrogate:
     """Where the cut bound is the active one: the token gives no gradient."""
     ratio: torch.Tensor
     """rho, detached."""
-    weight: torch.Tensor
-    """w, detached, after the cap."""
+    capped: torch.Tensor
+    """Where w was cut to its cap."""
 
 
 def clipped_surrogate(
@@ -47,13 +47,13 @@ def clipped_surrogate(
 ) -> ClippedSurrogate:
     """clip(A, rho, w) for every token; see the module's formula."""
     proximal = proximal_log_probs.detach()
-    weight = torch.exp(proximal - behaviour_log_probs).clamp(max=settings.behaviour_weight_cap)
+    weight = torch.exp(proximal - behaviour_log_probs)
     ratio = torch.exp(log_probs - proximal)
     free = -ratio * advantages
     bounded = -ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high) * advantages
     return ClippedSurrogate(
-        loss=weight * torch.maximum(free, bounded),
+        loss=weight.clamp(max=settings.behaviour_weight_cap) * torch.maximum(free, bounded),
         clipped=(bounded > free).detach(),
         ratio=ratio.detach(),
-        weight=weight,
+        capped=weight > settings.behaviour_weight_cap,
     )

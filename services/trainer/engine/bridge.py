@@ -52,7 +52,9 @@ def read_config(directory: str) -> PretrainedConfig:
     return config
 
 
-def build_bridge(config: PretrainedConfig, *, dtype: torch.dtype, tensor_parallel_size: int, fused_norms: bool) -> Bridge:
+def build_bridge(
+    config: PretrainedConfig, *, dtype: torch.dtype, tensor_parallel_size: int, fused_norms: bool
+) -> Bridge:
     """mbridge's bridge for `config`.
 
     `fused_norms` says that the model uses Transformer Engine's layer specification. Vocabularies are padded to
@@ -81,9 +83,7 @@ def build_bridge(config: PretrainedConfig, *, dtype: torch.dtype, tensor_paralle
         def _build_base_config(self, **overrides: Any) -> Any:
             overrides |= {"sequence_parallel": False, "perform_initialization": False}
             if not fused_norms:
-                overrides |= cpu_platform.TRANSFORMER_OVERRIDES | {
-                    "use_cpu_initialization": not cpu_platform.has_gpu()
-                }
+                overrides |= cpu_platform.TRANSFORMER_OVERRIDES | {"use_cpu_initialization": not cpu_platform.has_gpu()}
             return super()._build_base_config(**overrides)
 
         def _get_gptmodel_args(self) -> dict[str, Any]:
