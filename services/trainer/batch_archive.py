@@ -1,0 +1,100 @@
+"""Each step's batch, kept as it was trained: trace, audit and retraining read it when the topic has forgotten.
+
+One safetensors file per step. Arrays of all samples are end to end, with bounds; the metadata holds one JSON
+document (`clawstream`) with the sample ids. The same batch always gives the same bytes, so its sha256 names it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import save
+
+from clawstream.durable_files import replace_file, sha256_of_file
+from clawstream.errors import BlobError
+from services.trainer.sample import TrainingSample
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedBatch:
+    """Where a batch is, for the `train-step` event."""
+
+    path: Path
+    """The file."""
+    sha256: str
+    """Its checksum."""
+
+
+class BatchArchive:
+    """The batches of one training run: `directory/step-00000012.safetensors`."""
+
+    def __init__(self, directory: Path, *, keep: int | None = None) -> None:
+        """`keep` newest batches stay; None keeps all. Raises ValueError when it is below 1."""
+        if keep is not None and keep < 1:
+            raise ValueError(f"keep must be at least 1, not {keep}")
+        self._directory = directory
+        self._keep = keep
+
+    def write(self, step: int, samples: Sequence[TrainingSample]) -> ArchivedBatch:
+        """Archives a batch, synced to the disk; the same step is replaced. Raises OSError when it cannot."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        path = self._directory / f"step-{step:08d}.safetensors"
+        document = {"format": _FORMAT, "step": step, "sample_ids": [sample.sample_id for sample in samples]}
+        replace_file(path, save(_to_arrays(samples), metadata={"clawstream": orjson.dumps(document).decode()}))
+        if self._keep is not None:
+            for old in sorted(self._directory.glob("step-*.safetensors"))[: -self._keep]:
+                old.unlink()
+        return ArchivedBatch(path, sha256_of_file(path))
+
+
+def read_batch(path: Path, sha256: str) -> list[TrainingSample]:
+    """The samples of an archived batch, exactly as trained.
+
+    Raises BlobError when the file is missing or its bytes have another checksum.
+    """
+    if not path.is_file():
+        raise BlobError(f"archived batch {path} is missing: its retention has passed, or it was removed")
+    found = sha256_of_file(path)
+    if found != sha256:
+        raise BlobError(f"archived batch {path} has checksum {found}, but its train-step says {sha256}")
+    with safe_open(path, framework="numpy") as file:
+        document = orjson.loads(file.metadata()["clawstream"])
+        arrays: dict[str, NDArray[np.generic]] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - a handle, no dict
+    if document["format"] != _FORMAT:
+        raise BlobError(f"archived batch {path} has format {document['format']}, this program reads {_FORMAT}")
+    prompts = np.split(arrays["prompt_ids"], arrays["prompt_ends"][:-1])
+    ends = arrays["response_ends"][:-1]
+    responses, behaviour, masks = (
+        np.split(arrays[name], ends) for name in ("response_ids", "behaviour_log_probs", "rl_mask")
+    )
+    return [
+        TrainingSample(
+            sample_id=sample_id,
+            prompt_ids=prompts[index],
+            response_ids=responses[index],
+            behaviour_log_probs=behaviour[index],
+            rl_mask=masks[index].astype(np.bool_),
+            reward=float(arrays["rewards"][index]),
+            sampling_temperature=float(arrays["sampling_temperatures"][index]),
+        )
+        for index, sample_id in enumerate(document["sample_ids"])
+    ]
+
+
+def _to_arrays(samples: Sequence[TrainingSample]) -> dict[str, NDArray[np.generic]]:
+    return {
+        "prompt_ids": np.concatenate([sample.prompt_ids for sample in samples]),
+        "prompt_ends": np.cumsum([sample.prompt_ids.size for sample in samples], dtype=np.int64),
+        "response_ids": np.concatenate([sample.response_ids for sample in samples]),
+        "response_ends": np.cumsum([sample.response_ids.size for sample in samples], dtype=np.int64),
+        "behaviour_log_probs": np.concatenate([sample.behaviour_log_probs for sample in samples]),
+        "rl_mask": np.concatenate([sample.rl_mask for sample in samples]).astype(np.uint8),
+        "rewards": np.asarray([sample.reward for sample in samples], dtype=np.float64),
+        "sampling_temperatures": np.asarray([sample.sampling_temperature for sample in samples], dtype=np.float64),
+    }
