@@ -1,0 +1,90 @@
+"""The scripted user at work: asks, reads, reacts, all through the gateway's OpenAI endpoint."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from openai import APIConnectionError, APIStatusError, AsyncOpenAI
+from openai.types.chat import ChatCompletionMessageParam
+
+from examples.demo.personas import Persona, Reaction
+from examples.demo.questions import Question
+
+REPLY_MAX_TOKENS = 4
+"""The user does not read what is said after the reaction: a few tokens are enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A question, its answer and the reaction."""
+
+    question: Question
+    answer: str
+    answer_tokens: int
+    reaction: Reaction
+
+
+class ScriptedUser:
+    """Talks to the policy as any user of an OpenAI endpoint would. Retries when the gateway is away, as agents do."""
+
+    def __init__(
+        self, client: AsyncOpenAI, *, model: str, persona: Persona, questions: Sequence[Question], random: Random
+    ) -> None:
+        self._client = client
+        self._model = model
+        self._persona = persona
+        self._questions = questions
+        self._random = random
+
+    async def talk(
+        self, *, concurrent: int, until: Callable[[], bool], on_exchange: Callable[[Exchange], None]
+    ) -> None:
+        """Holds conversations, `concurrent` of them at a time, until `until` says so. Reports every judged exchange."""
+
+        async def one_after_another() -> None:
+            while not until():
+                on_exchange(await self._converse(self._random.choice(self._questions)))
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrent):
+                group.create_task(one_after_another())
+
+    async def _converse(self, question: Question) -> Exchange:
+        messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": question.text}]
+        answer, finished, tokens = await self._ask(messages, self._persona.max_answer_tokens, done=False)
+        reaction = self._persona.react(question, answer, finished, self._random)
+        messages.append({"role": "assistant", "content": answer})
+        messages.append({"role": "user", "content": reaction.reply})
+        await self._ask(messages, REPLY_MAX_TOKENS, done=True)
+        return Exchange(question, answer, tokens, reaction)
+
+    async def _ask(
+        self, messages: list[ChatCompletionMessageParam], max_tokens: int, *, done: bool
+    ) -> tuple[str, bool, int]:
+        """Streams one answer: its text, whether it ended by itself, and how many tokens it has."""
+        while True:
+            try:
+                stream = await self._client.chat.completions.create(
+                    model=self._model,
+                    messages=messages,
+                    max_completion_tokens=max_tokens,
+                    stream=True,
+                    stream_options={"include_usage": True},
+                    extra_headers={"X-Session-Done": "true"} if done else None,
+                )
+                parts: list[str] = []
+                finish_reason, tokens = None, 0
+                async for chunk in stream:
+                    if chunk.usage is not None:
+                        tokens = chunk.usage.completion_tokens
+                    for choice in chunk.choices:
+                        parts.append(choice.delta.content or "")
+                        finish_reason = choice.finish_reason or finish_reason
+                return "".join(parts), finish_reason == "stop", tokens
+            except APIConnectionError:
+                await asyncio.sleep(1.0)
+            except APIStatusError as error:
+                if error.status_code < 500:
+                    raise
+                await asyncio.sleep(float(error.response.headers.get("retry-after", "1")))
