@@ -20,9 +20,20 @@ class Exchange:
     """A question, its answer and the reaction."""
 
     question: Question
+    response_id: str
+    """The OpenAI response id of the answer."""
     answer: str
     answer_tokens: int
     reaction: Reaction
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    response_id: str
+    text: str
+    finished: bool
+    """False when the token cap ended it."""
+    tokens: int
 
 
 class ScriptedUser:
@@ -52,17 +63,16 @@ class ScriptedUser:
 
     async def _converse(self, question: Question) -> Exchange:
         messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": question.text}]
-        answer, finished, tokens = await self._ask(messages, self._persona.max_answer_tokens, done=False)
-        reaction = self._persona.react(question, answer, finished, self._random)
+        answered = await self._ask(messages, self._persona.max_answer_tokens, done=False)
+        answer = answered.text
+        reaction = self._persona.react(question, answer, answered.finished, self._random)
         messages.append({"role": "assistant", "content": answer})
         messages.append({"role": "user", "content": reaction.reply})
         await self._ask(messages, REPLY_MAX_TOKENS, done=True)
-        return Exchange(question, answer, tokens, reaction)
+        return Exchange(question, answered.response_id, answer, answered.tokens, reaction)
 
-    async def _ask(
-        self, messages: list[ChatCompletionMessageParam], max_tokens: int, *, done: bool
-    ) -> tuple[str, bool, int]:
-        """Streams one answer: its text, whether it ended by itself, and how many tokens it has."""
+    async def _ask(self, messages: list[ChatCompletionMessageParam], max_tokens: int, *, done: bool) -> _Answer:
+        """Streams one answer."""
         while True:
             try:
                 stream = await self._client.chat.completions.create(
@@ -74,14 +84,15 @@ class ScriptedUser:
                     extra_headers={"X-Session-Done": "true"} if done else None,
                 )
                 parts: list[str] = []
-                finish_reason, tokens = None, 0
+                response_id, finish_reason, tokens = "", None, 0
                 async for chunk in stream:
+                    response_id = chunk.id
                     if chunk.usage is not None:
                         tokens = chunk.usage.completion_tokens
                     for choice in chunk.choices:
                         parts.append(choice.delta.content or "")
                         finish_reason = choice.finish_reason or finish_reason
-                return "".join(parts), finish_reason == "stop", tokens
+                return _Answer(response_id, "".join(parts), finish_reason == "stop", tokens)
             except APIConnectionError:
                 await asyncio.sleep(1.0)
             except APIStatusError as error:
