@@ -1,0 +1,3 @@
+"""Fixtures for all lanes."""
+
+pytest_plugins = ["tests.fixtures.broker"]
