@@ -22,7 +22,7 @@ MAX_INLINE_BYTES = 256 * 1024
 class BlobReference(BaseModel):
     """Where the bytes of an array are, when they are too many to travel inside the event."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     uri: str = Field(min_length=1)
     """fsspec URL of the object. Its last part is the checksum, so that a retry writes the same object."""
@@ -35,7 +35,7 @@ class BlobReference(BaseModel):
 class NumberArray(BaseModel):
     """An n-dimensional array of numbers, row-major and little-endian."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     dtype: DataType
     """Type of one element."""
