@@ -72,7 +72,7 @@ class _LogProbabilities(torch.autograd.Function):
         shard.all_reduce(chosen, distributed.ReduceOp.SUM)
         weighted = scaled.sub_(largest[:, None])
         exponentials = weighted.exp()
-        sums = torch.stack([exponentials.sum(1), (exponentials * weighted.nan_to_num(neginf=0.0)).sum(1)])
+        sums = torch.stack([exponentials.sum(1), exponentials.mul_(weighted).sum(1)])  # in this order: in place
         shard.all_reduce(sums, distributed.ReduceOp.SUM)  # [2, tokens]
         log_normaliser = sums[0].log() + largest
         entropies = sums[0].log() - sums[1] / sums[0]

@@ -66,6 +66,7 @@ class ParallelAdamW:
             lr=0.0,
             betas=(settings.beta1, settings.beta2),
             eps=settings.epsilon,
+            fused=True,  # one pass over memory instead of ten, on CPUs too
         )
         self.reset()
 
