@@ -10,7 +10,7 @@ from schemas.events import WeightVersionEvent
 
 
 def artefact_directory(event: WeightVersionEvent) -> Path:
-    """The directory as engines see it. Raises WeightsError for a URL that is no path: engines load from file systems."""
+    """The directory as engines see it. Raises WeightsError for a URL that is no path: engines read file systems."""
     parts = urlparse(event.artefact_uri)
     if parts.scheme not in ("", "file"):
         raise WeightsError(
