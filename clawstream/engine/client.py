@@ -1,0 +1,269 @@
+"""`EngineClient` over HTTP: SGLang's API, which `services.engine` speaks too."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import aiohttp
+import orjson
+
+from clawstream.engine.event_stream import EventStreamSplitter
+from clawstream.engine.interface import (
+    GenerationChunk,
+    GenerationRequest,
+    ModelInformation,
+    PauseMode,
+    ScoredTokens,
+)
+from clawstream.engine.wire import ChunkReader, parse_scores, parse_weight_version
+from clawstream.errors import EngineError, EngineProtocolError, EngineRejected, EngineTimeout, EngineUnavailable
+
+_MAX_ERROR_CHARACTERS = 2000
+"""Of an engine's error body that is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTimeouts:
+    """Deadlines, one per phase of a call."""
+
+    connect_seconds: float = 5.0
+    """Until the connection stands."""
+    first_chunk_seconds: float = 300.0
+    """From the request to the first token: prefill, and waiting while weights change."""
+    idle_seconds: float = 120.0
+    """Between two chunks of a stream."""
+    call_seconds: float = 300.0
+    """A whole call that does not stream: scoring, a judge's answer."""
+    control_seconds: float = 30.0
+    """Pause, resume, abort, flush and questions about the model."""
+    load_weights_seconds: float = 900.0
+    """Loading a published artefact."""
+    health_seconds: float = 5.0
+    """The question whether it answers at all."""
+
+
+class HttpEngineClient:
+    """One engine at `base_url`. Implements `clawstream.engine.interface.EngineClient`.
+
+    Connections are kept and not limited in number: the engine queues. Must be used and closed on one event loop.
+    """
+
+    def __init__(
+        self, name: str, base_url: str, *, timeouts: EngineTimeouts | None = None, api_key: str | None = None
+    ) -> None:
+        self._name = name
+        self._base_url = base_url.rstrip("/")
+        self._timeouts = timeouts or EngineTimeouts()
+        self._headers = {"content-type": "application/json"}
+        if api_key is not None:
+            self._headers["authorization"] = f"Bearer {api_key}"
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationChunk]:
+        body = {
+            "rid": request.request_id,
+            "input_ids": list(request.input_ids),
+            "sampling_params": dict(request.sampling_parameters),
+            "return_logprob": True,
+            "stream": True,
+        }
+        reader, splitter = ChunkReader(self._name), EventStreamSplitter()
+        tokens = 0
+        async with self._errors_mapped("/generate"):
+            async with asyncio.timeout(self._timeouts.first_chunk_seconds):
+                response = await self._open_session().post(
+                    f"{self._base_url}/generate", data=orjson.dumps(body), headers=self._headers
+                )
+            async with response:
+                if response.status >= 400:
+                    await self._raise_for_status("/generate", response)
+                # No deadline is open while the consumer works on a chunk: its time does not count.
+                wait_seconds = self._timeouts.first_chunk_seconds
+                while True:
+                    async with asyncio.timeout(wait_seconds):
+                        piece = await response.content.readany()
+                    if not piece:
+                        break
+                    for data in splitter.feed(piece):
+                        if data == b"[DONE]":
+                            continue
+                        chunk = reader.read(self._checked_chunk(data))
+                        tokens += len(chunk.token_ids)
+                        yield chunk
+                        if chunk.finish_reason is not None:
+                            return
+                        wait_seconds = self._timeouts.idle_seconds
+        raise EngineUnavailable(f"engine {self._name}: the answer broke off after {tokens} tokens")
+
+    async def generate_text(
+        self, input_ids: Sequence[int], sampling_parameters: Mapping[str, Any]
+    ) -> tuple[str, Mapping[str, Any]]:
+        answer = await self._post(
+            "/generate",
+            {"input_ids": list(input_ids), "sampling_params": dict(sampling_parameters), "stream": False},
+            self._timeouts.call_seconds,
+        )
+        text, meta = answer.get("text"), answer.get("meta_info")
+        if not isinstance(text, str) or not isinstance(meta, dict):
+            raise EngineProtocolError(f"engine {self._name}: /generate answered without text or meta_info")
+        return text, cast("dict[str, Any]", meta)
+
+    async def score(self, prompt_ids: Sequence[int], response_ids: Sequence[int], *, top_k: int = 0) -> ScoredTokens:
+        if not prompt_ids:
+            raise ValueError("the first token of a sequence has no log-prob: prompt_ids must not be empty")
+        answer = await self._post(
+            "/generate",
+            {
+                "input_ids": [*prompt_ids, *response_ids],
+                "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+                "return_logprob": True,
+                "logprob_start_len": len(prompt_ids) - 1,
+                "top_logprobs_num": top_k,
+                "stream": False,
+            },
+            self._timeouts.call_seconds,
+        )
+        return parse_scores(answer, response_ids, top_k, self._name)
+
+    async def model_information(self) -> ModelInformation:
+        information = await self._get("/model_info", self._timeouts.control_seconds)
+        models = await self._get("/v1/models", self._timeouts.control_seconds)
+        cards = cast("list[dict[str, Any]]", models.get("data") or [])
+        limit = cards[0].get("max_model_len") if cards else None
+        return ModelInformation(
+            model_path=str(information.get("model_path", "")),
+            weight_version=parse_weight_version(information.get("weight_version")),
+            max_context_tokens=int(limit) if limit else None,
+        )
+
+    async def is_healthy(self) -> bool:
+        # Not /health: SGLang generates a token for it, and it waits while generation is paused.
+        try:
+            await self._get("/model_info", self._timeouts.health_seconds)
+        except EngineError:
+            return False
+        return True
+
+    async def pause(self, mode: PauseMode) -> None:
+        await self._post("/pause_generation", {"mode": mode.value}, self._timeouts.control_seconds)
+
+    async def resume(self) -> None:
+        await self._post("/continue_generation", {}, self._timeouts.control_seconds)
+
+    async def load_weights(self, directory: str, weight_version: int, *, flush_cache: bool) -> None:
+        answer = await self._post(
+            "/update_weights_from_disk",
+            {"model_path": directory, "weight_version": str(weight_version), "flush_cache": flush_cache},
+            self._timeouts.load_weights_seconds,
+        )
+        if answer.get("success") is not True:
+            message = str(answer.get("message", ""))[:_MAX_ERROR_CHARACTERS]
+            raise EngineRejected(
+                f"engine {self._name}: version {weight_version} was not loaded: {message}; "
+                "its version is unknown until an explicit load succeeds",
+                status=200,
+                body=message,
+            )
+
+    async def flush_cache(self) -> None:
+        await self._post("/flush_cache", {}, self._timeouts.control_seconds)
+
+    async def abort(self, request_id: str) -> None:
+        await self._post("/abort_request", {"rid": request_id}, self._timeouts.control_seconds)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._timeouts.connect_seconds),
+                read_bufsize=1 << 20,
+            )
+        return self._session
+
+    async def _post(self, path: str, body: Mapping[str, Any], timeout_seconds: float) -> Mapping[str, Any]:
+        return await self._call("POST", path, orjson.dumps(body), timeout_seconds)
+
+    async def _get(self, path: str, timeout_seconds: float) -> Mapping[str, Any]:
+        return await self._call("GET", path, None, timeout_seconds)
+
+    async def _call(self, method: str, path: str, body: bytes | None, timeout_seconds: float) -> Mapping[str, Any]:
+        """A whole call. An answer that is not a JSON object is given as `{"message": text}`: SGLang has some."""
+        async with (
+            self._errors_mapped(path),
+            asyncio.timeout(timeout_seconds),
+            self._open_session().request(
+                method, f"{self._base_url}{path}", data=body, headers=self._headers
+            ) as response,
+        ):
+            if response.status >= 400:
+                await self._raise_for_status(path, response)
+            content = await response.read()
+        try:
+            answer: Any = orjson.loads(content) if content else {}
+        except orjson.JSONDecodeError:
+            answer = content.decode("utf-8", errors="replace")
+        return cast("dict[str, Any]", answer) if isinstance(answer, dict) else {"message": answer}
+
+    @asynccontextmanager
+    async def _errors_mapped(self, path: str) -> AsyncGenerator[None]:
+        """What aiohttp and asyncio raise, as errors of ours."""
+        try:
+            yield
+        except (aiohttp.ConnectionTimeoutError, aiohttp.ServerTimeoutError, TimeoutError) as error:
+            if isinstance(error, EngineTimeout):
+                raise
+            raise EngineTimeout(f"engine {self._name} at {self._base_url}{path}: no answer in time") from error
+        except (aiohttp.ClientError, ConnectionError) as error:
+            if isinstance(error, EngineError):
+                raise
+            raise EngineUnavailable(f"engine {self._name} at {self._base_url}{path}: {error}") from error
+
+    async def _raise_for_status(self, path: str, response: aiohttp.ClientResponse) -> None:
+        body = await response.text(errors="replace")
+        self._raise_error(path, response.status, _error_message(body))
+
+    def _raise_error(self, path: str, status: int, message: str) -> None:
+        if 400 <= status < 500:
+            raise EngineRejected(
+                f"engine {self._name}: {path} answered {status}: {message}", status=status, body=message
+            )
+        raise EngineUnavailable(f"engine {self._name}: {path} answered {status}: {message}")
+
+    def _checked_chunk(self, data: bytes) -> Mapping[str, Any]:
+        """A streamed chunk. An error inside the stream is raised as if it were the status."""
+        try:
+            chunk = orjson.loads(data)
+        except orjson.JSONDecodeError as error:
+            raise EngineProtocolError(f"engine {self._name}: a streamed chunk is not JSON: {error}") from error
+        if not isinstance(chunk, dict):
+            raise EngineProtocolError(f"engine {self._name}: a streamed chunk is not an object")
+        checked = cast("dict[str, Any]", chunk)
+        failure = checked.get("error")
+        if failure is not None:
+            record = cast("dict[str, Any]", failure) if isinstance(failure, dict) else {"message": failure}
+            code = record.get("code")
+            self._raise_error("/generate", code if isinstance(code, int) else 500, str(record.get("message", "")))
+        return checked
+
+
+def _error_message(body: str) -> str:
+    """The message inside the error shapes that SGLang uses, else the text itself."""
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return body[:_MAX_ERROR_CHARACTERS]
+    while isinstance(found, dict):
+        record = cast("dict[str, Any]", found)
+        found = record.get("error") or record.get("message") or record.get("detail")
+    return str(found or body)[:_MAX_ERROR_CHARACTERS]
