@@ -19,6 +19,7 @@
     │   ├── EngineProtocolError  the engine answered what its contract does not allow
     │   └── NoEngineReady        no engine may serve now; carries retry_after_seconds
     ├── WeightsError             published weights are torn, missing or cannot be loaded
+    ├── GateDeposed              another gateway commands the engines by now; stop commanding
     └── SupervisorError          a process could not be started, found or stopped
 
 Messages say what happened, where (`topic[partition]@offset`, sample id, field) and what to do.
@@ -111,6 +112,10 @@ class NoEngineReady(EngineError, ConnectionError):  # noqa: N818
 
 class WeightsError(ClawstreamError):
     """Published weights are torn, missing, of another model, or cannot be loaded. Names the file."""
+
+
+class GateDeposed(ClawstreamError):  # noqa: N818
+    """A later owner of the weight gate has written to the log: the earlier one must stop commanding engines."""
 
 
 class SupervisorError(ClawstreamError):
