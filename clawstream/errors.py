@@ -9,7 +9,10 @@
     │   └── TopicDefinitionError a topic on the broker differs from its YAML file
     ├── BusError                 the log could not be read or written
     │   ├── BrokerUnavailable    no broker answers; try again
+    │   ├── OffsetNotRetained    an offset to be read is not on the log (any more)
     │   ├── TransactionAbortable the open transaction must be aborted, then tried again
+    │   │   └── RecordRejected   because of one record: too large
+    │   ├── TransactionOutcomeUnknown  the end of a transaction was not answered in time
     │   ├── Fenced               another process took our place; exit
     │   └── FatalBusError        the client cannot go on; exit and let the supervisor restart
     ├── EngineError              an inference engine's answer
@@ -19,6 +22,8 @@
     │   ├── EngineProtocolError  the engine answered what its contract does not allow
     │   └── NoEngineReady        no engine may serve now; carries retry_after_seconds
     ├── WeightsError             published weights are torn, missing or cannot be loaded
+    ├── RetryLater               an input cannot be handled now (an outage); it stays unresolved
+    ├── TooManyDeadLetters       a worker stopped because most of its inputs could not be handled
     └── SupervisorError          a process could not be started, found or stopped
 
 Messages say what happened, where (`topic[partition]@offset`, sample id, field) and what to do.
@@ -63,6 +68,34 @@ class BrokerUnavailable(BusError, ConnectionError):  # noqa: N818 - reads as the
 
 class TransactionAbortable(BusError):  # noqa: N818
     """The open transaction must be aborted; its outputs are to be sent again in the next one."""
+
+
+class RecordRejected(TransactionAbortable):
+    """One record cannot be written as it is: larger than its topic allows. Sending it again cannot help.
+
+    `record` is the `OutgoingRecord`. Outside a transaction there is nothing to abort.
+    """
+
+    def __init__(self, message: str, *, record: object) -> None:
+        super().__init__(message)
+        self.record = record
+
+
+class TransactionOutcomeUnknown(BusError):  # noqa: N818
+    """Nobody answered the end of a transaction in time: it may have committed or not."""
+
+
+class OffsetNotRetained(BusError):  # noqa: N818
+    """An offset to be read is not on the log: removed by retention or compaction, or beyond the end.
+
+    `offset` was asked for; `first` and `end` bound what the partition holds.
+    """
+
+    def __init__(self, message: str, *, offset: int, first: int, end: int) -> None:
+        super().__init__(message)
+        self.offset = offset
+        self.first = first
+        self.end = end
 
 
 class Fenced(BusError):  # noqa: N818
@@ -115,3 +148,18 @@ class WeightsError(ClawstreamError):
 
 class SupervisorError(ClawstreamError):
     """A supervised process could not be started, found or stopped."""
+
+
+class RetryLater(ClawstreamError):  # noqa: N818
+    """What handling an input needs is away for now. The input is not at fault: it stays unresolved and is tried again.
+
+    `retry_after_seconds`: the least time to wait, when the other side named one.
+    """
+
+    def __init__(self, message: str, *, retry_after_seconds: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class TooManyDeadLetters(ClawstreamError):  # noqa: N818
+    """Most of a worker's recent inputs became dead letters: more likely our fault than theirs. The worker stops."""
