@@ -55,6 +55,9 @@ class KafkaSettings(Section):
     """First part of every topic, group and transactional id."""
     replication_factor: int = Field(default=1, ge=1)
     """Of topics that `clawstream topics apply` creates."""
+    missing_records: str = Field(default="stop", pattern=r"^(stop|continue)$")
+    """What a consumer group does when retention removed records that it had not read: stop, or continue from the
+    earliest that is left. Both name the lost range in the log."""
     client_properties: dict[str, str] = {}
     """Further librdkafka properties, for example for SASL. They cannot override what exactly-once rests on."""
 

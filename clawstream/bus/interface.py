@@ -8,9 +8,12 @@ A consumer reads `read_committed` only. Keys are partitioned by murmur2 on every
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 Headers = tuple[tuple[str, bytes], ...]
+
+BEGINNING: Final = -2
+"""As a position: the first record that is still retained, whatever its offset is by then."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -53,8 +56,8 @@ class OutgoingRecord:
 
     topic: str
     """Full topic name."""
-    key: bytes
-    """Never null: compaction and partitioning both need it."""
+    key: bytes | None
+    """Null only in a dead letter whose original had none: compaction and partitioning both need a key."""
     value: bytes | None
     """None writes a tombstone."""
     headers: Headers = ()
@@ -96,14 +99,15 @@ class Consumer(Protocol):
     def consume(self, max_records: int, timeout_seconds: float) -> list[Record]:
         """Up to `max_records`, waiting at most `timeout_seconds` for the first.
 
-        Must be called at least every `max.poll.interval.ms`, also while there is no capacity (with a small number).
-        Rebalance callbacks run inside. Raises Fenced, FatalBusError or BrokerUnavailable; a record that cannot be
-        fetched is never skipped silently.
+        Must be called at least every five minutes by a member of a group, also while there is no capacity (with a
+        small number). Rebalance callbacks run inside. A broker that is away is no error here: reading goes on when it
+        is back. Raises Fenced, FatalBusError, BusError, and OffsetNotRetained when the position is no longer (or not)
+        on the log: a record is never skipped silently.
         """
         ...
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Reads these partitions from these offsets, without a group. Replaces an earlier assignment."""
+        """Reads these partitions from these offsets (or BEGINNING), without a group. Replaces an earlier assignment."""
         ...
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
@@ -123,15 +127,25 @@ class Consumer(Protocol):
         ...
 
     def position(self, partition: TopicPartition) -> int | None:
-        """The next offset to be delivered, or None before the first delivery."""
+        """Everything before this offset was delivered or holds nothing for us; None before the first delivery.
+
+        Aborted records and transaction markers take offsets too. Once the reader reached the end, they are counted, so
+        that `position(p) >= watermarks(p)[1]` means: caught up.
+        """
         ...
 
     def committed(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int | None]:
-        """The group's committed offsets; None where there is none."""
+        """The group's committed offsets; None where there is none. Waits for transactions that are being decided.
+
+        Raises BrokerUnavailable.
+        """
         ...
 
     def watermarks(self, partition: TopicPartition) -> tuple[int, int]:
-        """First offset that is still retained, and the end for read_committed readers (last stable offset)."""
+        """First offset that is still retained, and the end for read_committed readers (last stable offset).
+
+        Asks the broker. Raises BrokerUnavailable, or BusError when there is no such partition.
+        """
         ...
 
     def group_metadata(self) -> GroupMetadata:
@@ -139,7 +153,10 @@ class Consumer(Protocol):
         ...
 
     def close(self) -> None:
-        """Leaves the group. May be called twice."""
+        """Stops reading; a member's `revoked` callback runs first. May be called twice.
+
+        The group keeps a static member's place for the session timeout (15 s), so that a restart moves no partition.
+        """
         ...
 
 
@@ -149,7 +166,7 @@ class Producer(Protocol):
     def produce(self, record: OutgoingRecord, on_delivery: DeliveryCallback | None = None) -> None:
         """Queues a record. `on_delivery` runs inside `poll` or `flush`; the next `flush` raises a failed one.
 
-        Raises BusError when the local queue is full and stays full.
+        Raises RecordRejected for one that is too large, and BusError when the local queue is full and stays full.
         """
         ...
 
@@ -158,7 +175,10 @@ class Producer(Protocol):
         ...
 
     def flush(self, timeout_seconds: float) -> None:
-        """Returns when every queued record is on the log. Raises BusError naming the first that is not."""
+        """Returns when every queued record is on the log.
+
+        Raises BrokerUnavailable when the time is over (delivery goes on) and BusError naming the first that failed.
+        """
         ...
 
     def close(self) -> None:
@@ -184,7 +204,10 @@ class TransactionalProducer(Protocol):
         ...
 
     def produce(self, record: OutgoingRecord, on_delivery: DeliveryCallback | None = None) -> None:
-        """Queues a record in the open transaction."""
+        """Queues a record in the open transaction.
+
+        Raises RecordRejected for one that is too large, TransactionAbortable, Fenced, FatalBusError.
+        """
         ...
 
     def flush(self, timeout_seconds: float) -> None:
@@ -199,11 +222,15 @@ class TransactionalProducer(Protocol):
         ...
 
     def commit(self) -> None:
-        """Makes the transaction visible. Raises TransactionAbortable (then `abort`), Fenced, FatalBusError."""
+        """Makes the transaction visible.
+
+        Raises TransactionAbortable (then `abort`; RecordRejected names the record), Fenced, FatalBusError, and
+        TransactionOutcomeUnknown: then only the group's committed offsets, read after a successor is initialised, tell.
+        """
         ...
 
     def abort(self) -> None:
-        """Discards the transaction. Raises Fenced or FatalBusError."""
+        """Discards the transaction. Raises Fenced, FatalBusError, or TransactionOutcomeUnknown (then `close`)."""
         ...
 
     def close(self) -> None:
@@ -219,6 +246,7 @@ class TopicSpecification:
     """Full name."""
     partitions: int
     config: Mapping[str, str] = field(default_factory=dict[str, str])
+    replication_factor: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +259,7 @@ class TopicDescription:
 
 
 class Admin(Protocol):
-    """Topics of the broker."""
+    """Topics of the broker. All calls raise BrokerUnavailable when none answers within seconds."""
 
     def create_topics(self, topics: Sequence[TopicSpecification]) -> None:
         """Creates topics. One that exists is an error (TopicDefinitionError)."""

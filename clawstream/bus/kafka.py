@@ -1,0 +1,49 @@
+"""The bus over Apache Kafka. Everything of confluent-kafka stays inside the `kafka_*` modules of this package."""
+
+from collections.abc import Sequence
+
+from clawstream.bus import kafka_properties
+from clawstream.bus.interface import Admin, Consumer, Producer, RebalanceCallbacks, TransactionalProducer
+from clawstream.bus.kafka_admin import KafkaAdmin
+from clawstream.bus.kafka_consumer import KafkaConsumer
+from clawstream.bus.kafka_producer import KafkaProducer, KafkaTransactionalProducer
+from clawstream.settings import KafkaSettings
+
+
+class KafkaBus:
+    """Implements `Bus`. Makes clients; holds none."""
+
+    def __init__(self, settings: KafkaSettings, *, client_id: str) -> None:
+        """`client_id` is the process's name. Raises SettingsError for client properties that must not be set."""
+        self._settings = settings
+        self._base = kafka_properties.common(settings.bootstrap_servers, client_id, settings.client_properties)
+
+    def group_consumer(
+        self,
+        topics: Sequence[str],
+        *,
+        group: str,
+        instance: str,
+        callbacks: RebalanceCallbacks,
+    ) -> Consumer:
+        return KafkaConsumer(
+            kafka_properties.group_consumer(self._base, group=group, instance=instance),
+            topics=topics,
+            callbacks=callbacks,
+            continue_after_missing_records=self._settings.missing_records == "continue",
+        )
+
+    def reader(self) -> Consumer:
+        return KafkaConsumer(kafka_properties.reader(self._base))
+
+    def producer(self) -> Producer:
+        return KafkaProducer(kafka_properties.producer(self._base))
+
+    def transactional_producer(self, transactional_id: str) -> TransactionalProducer:
+        return KafkaTransactionalProducer(
+            kafka_properties.transactional_producer(self._base, transactional_id=transactional_id),
+            transactional_id=transactional_id,
+        )
+
+    def admin(self) -> Admin:
+        return KafkaAdmin(self._base)

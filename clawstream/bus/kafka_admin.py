@@ -1,0 +1,121 @@
+# pyright: basic, reportPrivateImportUsage=false
+# The futures of confluent-kafka are untyped, and its admin types are re-exported without being declared so.
+"""Topic administration over librdkafka."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Final, TypeVar, cast
+
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
+
+from clawstream.bus.interface import TopicDescription, TopicPartition, TopicSpecification
+from clawstream.bus.kafka_errors import kafka_error, translate
+from clawstream.bus.kafka_properties import Properties
+from clawstream.errors import BusError, TopicDefinitionError
+
+_REQUEST_SECONDS: Final = 10.0
+_METADATA_SECONDS: Final = 5.0
+Result = TypeVar("Result")
+
+
+class KafkaAdmin:
+    """Implements `Admin`."""
+
+    def __init__(self, properties: Properties) -> None:
+        # Errors reach the caller; librdkafka would print each failed attempt to connect as well.
+        self._client = AdminClient({**properties, "log_level": 2})
+
+    def create_topics(self, topics: Sequence[TopicSpecification]) -> None:
+        if not topics:
+            return
+        new = [
+            NewTopic(
+                each.name,
+                num_partitions=each.partitions,
+                replication_factor=each.replication_factor,
+                config=dict(each.config),
+            )
+            for each in topics
+        ]
+        futures = self._call(
+            "creating topics", lambda: self._client.create_topics(new, request_timeout=_REQUEST_SECONDS)
+        )
+        for name, future in futures.items():
+            self._result(future, f"creating topic {name}")
+
+    def describe_topics(self, names: Sequence[str]) -> dict[str, TopicDescription]:
+        metadata = self._call("listing topics", lambda: self._client.list_topics(timeout=_METADATA_SECONDS))
+        existing = [name for name in names if name in metadata.topics and metadata.topics[name].error is None]
+        if not existing:
+            return {}
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in existing]
+        futures = self._call(
+            "describing topics", lambda: self._client.describe_configs(resources, request_timeout=_REQUEST_SECONDS)
+        )
+        descriptions: dict[str, TopicDescription] = {}
+        for resource, future in futures.items():
+            name = resource.name
+            entries = cast("dict[str, ConfigEntry]", self._result(future, f"describing topic {name}"))
+            config = {key: str(entry.value) for key, entry in entries.items() if entry.value is not None}
+            descriptions[name] = TopicDescription(name, len(metadata.topics[name].partitions), config)
+        return descriptions
+
+    def alter_topic_config(self, name: str, config: Mapping[str, str]) -> None:
+        entries = [
+            ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in config.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
+        futures = self._call(
+            f"changing topic {name}",
+            lambda: self._client.incremental_alter_configs([resource], request_timeout=_REQUEST_SECONDS),
+        )
+        for future in futures.values():
+            self._result(future, f"changing the configuration of topic {name}")
+
+    def partitions(self, topic: str) -> list[TopicPartition]:
+        metadata = self._call("listing topics", lambda: self._client.list_topics(timeout=_METADATA_SECONDS))
+        found = metadata.topics.get(topic)
+        if found is None or found.error is not None:
+            raise BusError(f"topic {topic} does not exist; run `clawstream topics apply`")
+        return [TopicPartition(topic, number) for number in sorted(found.partitions)]
+
+    def group_offsets(self, group: str) -> dict[TopicPartition, int]:
+        request = [ConsumerGroupTopicPartitions(group)]
+        futures = self._call(
+            f"reading offsets of group {group}",
+            lambda: self._client.list_consumer_group_offsets(
+                request, require_stable=False, request_timeout=_REQUEST_SECONDS
+            ),
+        )
+        result = self._result(futures[group], f"reading offsets of group {group}")
+        return {
+            TopicPartition(each.topic, each.partition): each.offset
+            for each in cast("ConsumerGroupTopicPartitions", result).topic_partitions or []
+            if each.offset >= 0
+        }
+
+    def close(self) -> None:
+        self._client.poll(0)
+
+    def _call(self, doing: str, call: Callable[[], Result]) -> Result:
+        try:
+            return call()
+        except KafkaException as exception:
+            raise translate(kafka_error(exception), doing) from exception
+
+    def _result(self, future: "Future[Any]", doing: str) -> Any:
+        try:
+            return future.result()
+        except KafkaException as exception:
+            error = kafka_error(exception)
+            if error.code() in {KafkaError.TOPIC_ALREADY_EXISTS, KafkaError.INVALID_CONFIG}:
+                raise TopicDefinitionError(f"{doing}: {error.str()}") from exception
+            raise translate(error, doing) from exception

@@ -1,0 +1,252 @@
+"""Producers over librdkafka."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import Producer as LibrdkafkaProducer
+from confluent_kafka import TopicPartition as LibrdkafkaTopicPartition
+
+from clawstream.bus.interface import (
+    Delivery,
+    DeliveryCallback,
+    GroupMetadata,
+    OutgoingRecord,
+    TopicPartition,
+)
+from clawstream.bus.kafka_errors import PURGED, TOO_LARGE, kafka_error, translate
+from clawstream.bus.kafka_properties import (
+    SLOW_END_OF_TRANSACTION_SECONDS,
+    TRANSACTION_TIMEOUT_SECONDS,
+    Properties,
+)
+from clawstream.errors import (
+    BrokerUnavailable,
+    BusError,
+    FatalBusError,
+    Fenced,
+    RecordRejected,
+    TransactionAbortable,
+    TransactionOutcomeUnknown,
+)
+
+_QUEUE_FULL_SECONDS = 10.0
+_CLOSE_SECONDS = 5.0
+_INITIALISE_SECONDS = 10.0
+
+
+def _client(properties: Properties) -> LibrdkafkaProducer:
+    return LibrdkafkaProducer(dict(properties), logger=logging.getLogger("clawstream.librdkafka"))
+
+
+class _Deliveries:
+    """A librdkafka producer whose failed deliveries are kept until somebody asks."""
+
+    def __init__(self, client: LibrdkafkaProducer) -> None:
+        self.client = client
+        self.first_failure: BusError | None = None
+
+    def produce(self, record: OutgoingRecord, on_delivery: DeliveryCallback | None) -> None:
+        deadline = time.monotonic() + _QUEUE_FULL_SECONDS
+        while True:
+            try:
+                self.client.produce(
+                    record.topic,
+                    value=record.value,
+                    key=record.key,
+                    partition=-1 if record.partition is None else record.partition,
+                    headers=list(record.headers),
+                    on_delivery=lambda error, message: self._delivered(record, on_delivery, error, message),
+                )
+            except BufferError as error:
+                if time.monotonic() >= deadline:
+                    raise BrokerUnavailable(
+                        f"{record.topic}: the producer's queue stayed full for {_QUEUE_FULL_SECONDS:.0f} seconds"
+                    ) from error
+                self.client.poll(0.1)
+            except KafkaException as error:
+                raise self._failure(record, kafka_error(error)) from error
+            else:
+                self.client.poll(0)
+                return
+
+    def _delivered(
+        self,
+        record: OutgoingRecord,
+        on_delivery: DeliveryCallback | None,
+        error: KafkaError | None,
+        message: Message,
+    ) -> None:
+        if error is None:
+            if on_delivery is not None:
+                partition, offset = message.partition(), message.offset()
+                assert partition is not None
+                assert offset is not None
+                on_delivery(Delivery(record, partition, offset))
+        elif error.code() not in PURGED and self.first_failure is None:
+            self.first_failure = self._failure(record, error)
+
+    def _failure(self, record: OutgoingRecord, error: KafkaError) -> BusError:
+        size = len(record.value or b"")
+        if error.code() in TOO_LARGE:
+            return RecordRejected(
+                f"{record.topic}: a record of {size} bytes (key {record.key!r}) is larger than the topic's "
+                "max.message.bytes",
+                record=record,
+            )
+        return translate(error, f"writing a record of {size} bytes (key {record.key!r}) to {record.topic}")
+
+    def take_failure(self) -> BusError | None:
+        failure, self.first_failure = self.first_failure, None
+        return failure
+
+
+class KafkaProducer:
+    """Implements `Producer`."""
+
+    def __init__(self, properties: Properties) -> None:
+        self._deliveries = _Deliveries(_client(properties))
+        self._closed = False
+
+    def produce(self, record: OutgoingRecord, on_delivery: DeliveryCallback | None = None) -> None:
+        self._deliveries.produce(record, on_delivery)
+
+    def poll(self, timeout_seconds: float = 0.0) -> None:
+        self._deliveries.client.poll(timeout_seconds)
+
+    def flush(self, timeout_seconds: float) -> None:
+        remaining = self._deliveries.client.flush(timeout_seconds)
+        failure = self._deliveries.take_failure()
+        if failure is not None:
+            raise failure
+        if remaining > 0:
+            raise BrokerUnavailable(f"{remaining} record(s) are not on the log after {timeout_seconds:.1f} seconds")
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._deliveries.client.flush(_CLOSE_SECONDS)
+        self._deliveries.client.purge()
+        self._deliveries.client.flush(0)
+        del self._deliveries  # The last reference: ends librdkafka's threads.
+
+
+class KafkaTransactionalProducer:
+    """Implements `TransactionalProducer`.
+
+    Rule (reference: Jepsen's reports on Kafka transactions): an EndTxn that timed out may arrive late and end the next
+    transaction of the same producer epoch. A successor's `init_transactions` raises the epoch and so disarms it. Hence
+    `needs_replacement` after every end that raised or took nearly as long as the socket timeout, and after any error.
+    """
+
+    def __init__(
+        self,
+        properties: Properties,
+        *,
+        transactional_id: str,
+        client: LibrdkafkaProducer | None = None,
+        monotonic_seconds: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Initialises: raises BrokerUnavailable when no coordinator answers. `client` is for tests."""
+        self._deliveries = _Deliveries(client if client is not None else _client(properties))
+        self._client = self._deliveries.client
+        self._id = transactional_id
+        self._monotonic_seconds = monotonic_seconds
+        self._needs_replacement = False
+        self._closed = False
+        self._retried("initialising transactions", _INITIALISE_SECONDS, self._client.init_transactions)
+
+    @property
+    def needs_replacement(self) -> bool:
+        return self._needs_replacement
+
+    def begin(self) -> None:
+        self._deliveries.take_failure()
+        self._retried("beginning a transaction", 0.0, lambda _timeout: self._client.begin_transaction())
+
+    def produce(self, record: OutgoingRecord, on_delivery: DeliveryCallback | None = None) -> None:
+        try:
+            self._deliveries.produce(record, on_delivery)
+        except (Fenced, FatalBusError, TransactionAbortable):
+            self._needs_replacement = True
+            raise
+        except BusError as error:
+            self._needs_replacement = True
+            raise TransactionAbortable(str(error)) from error
+
+    def flush(self, timeout_seconds: float) -> None:
+        remaining = self._client.flush(timeout_seconds)
+        failure = self._deliveries.take_failure()
+        if failure is None and remaining > 0:
+            failure = BrokerUnavailable(f"{remaining} record(s) undelivered after {timeout_seconds:.1f} seconds")
+        if failure is not None:
+            self._needs_replacement = True
+            if isinstance(failure, Fenced | FatalBusError | TransactionAbortable):
+                raise failure
+            raise TransactionAbortable(str(failure)) from failure
+
+    def send_offsets(self, offsets: Mapping[TopicPartition, int], group: GroupMetadata) -> None:
+        positions = [
+            LibrdkafkaTopicPartition(partition.topic, partition.partition, offset)
+            for partition, offset in offsets.items()
+        ]
+        try:
+            self._retried(
+                "sending offsets to the transaction",
+                TRANSACTION_TIMEOUT_SECONDS,
+                lambda timeout: self._client.send_offsets_to_transaction(positions, group, timeout),
+            )
+        except BrokerUnavailable as error:
+            raise TransactionAbortable(str(error)) from error
+
+    def commit(self) -> None:
+        try:
+            self._end("committing", self._client.commit_transaction)
+        except TransactionAbortable as error:
+            # librdkafka says only that some delivery failed; the delivery itself knows which and why.
+            failure = self._deliveries.take_failure()
+            if isinstance(failure, RecordRejected):
+                raise failure from error
+            raise
+
+    def abort(self) -> None:
+        # What an abort purges is reported as failed deliveries: expected.
+        self._end("aborting", self._client.abort_transaction)
+        self._deliveries.take_failure()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        # Not librdkafka's own close: it would end an open transaction, and wait for a broker that may be away.
+        # The successor's initialisation aborts what is open.
+        self._client.purge()
+        self._client.poll(0)
+        del self._client, self._deliveries  # The last references: ends librdkafka's threads.
+
+    def _end(self, doing: str, call: Callable[[float], None]) -> None:
+        started = self._monotonic_seconds()
+        try:
+            self._retried(doing, TRANSACTION_TIMEOUT_SECONDS, call)
+        except BrokerUnavailable as error:
+            raise TransactionOutcomeUnknown(str(error)) from error
+        finally:
+            if self._monotonic_seconds() - started > SLOW_END_OF_TRANSACTION_SECONDS:
+                self._needs_replacement = True
+
+    def _retried(self, doing: str, budget_seconds: float, call: Callable[[float], None]) -> None:
+        """Calls again after retriable errors, as librdkafka asks, until the budget is spent."""
+        deadline = self._monotonic_seconds() + budget_seconds
+        while True:
+            try:
+                call(max(deadline - self._monotonic_seconds(), 0.1))
+            except KafkaException as exception:
+                self._needs_replacement = True
+                error = kafka_error(exception)
+                if error.retriable() and self._monotonic_seconds() < deadline:
+                    continue
+                raise translate(error, f"transactional id {self._id}: {doing}") from exception
+            else:
+                return
