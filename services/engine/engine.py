@@ -1,4 +1,4 @@
-"""The engine as the HTTP surface sees it: requests in, reports out, weights swapped; asyncio outside, a thread inside."""
+"""The engine as the HTTP surface sees it: requests in, reports out; asyncio outside, a thread inside."""
 
 import asyncio
 import uuid

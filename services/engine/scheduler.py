@@ -135,7 +135,7 @@ class Scheduler:
                 self._conclude(answer, sampled=False)
 
     def _plan(self) -> list[PlannedChunk]:
-        """What to compute: each running answer's next token, and prompts in order of arrival up to the step's budget."""
+        """What to compute: each running answer's next token, and prompts, oldest first, up to the step's budget."""
         budget = self._max_prefill_tokens_per_step
         decoding: list[PlannedChunk] = []
         filling: list[PlannedChunk] = []
