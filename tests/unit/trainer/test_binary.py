@@ -75,7 +75,7 @@ def test_cut_into_micro_batches_the_losses_add_up() -> None:
 
 def test_the_cap_bounds_the_weight_of_stale_tokens() -> None:
     loss = Binary().loss(batch(torch.as_tensor(CURRENT)), {"rl": 4})
-    assert loss.capped.tolist() == (PROXIMAL - BEHAVIOUR > np.log(2.0)).tolist()
+    assert loss.capped.tolist() == (np.log(2.0) < PROXIMAL - BEHAVIOUR).tolist()
     assert loss.capped.sum() == 2
 
 
