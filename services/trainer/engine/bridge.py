@@ -101,6 +101,7 @@ def build_bridge(
             return arguments
 
     bridge = ClawstreamBridge(config, dtype=dtype, make_vocab_size_divisible_by=tensor_parallel_size)
+    bridge.dtype = None  # else it rounds fp32 main parameters and moments to the model's type when they are restored
     bridge.vocab_size = config.vocab_size
     bridge.padded_vocab_size = -(-config.vocab_size // tensor_parallel_size) * tensor_parallel_size
     return bridge
