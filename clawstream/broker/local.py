@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 import orjson
 from confluent_kafka import KafkaException
@@ -138,6 +138,18 @@ class LocalBroker:
         if not (self._directory / "data" / "meta.properties").exists():
             self._format([java, "-Xmx256m", *options, "-cp", classpath], properties)
         return [java, *_HEAP_OPTIONS, *options, "-cp", classpath, "kafka.Kafka", str(properties)]
+
+    def become(self) -> NoReturn:
+        """Replaces this process by the broker: a supervisor then watches Kafka itself, not a parent of it.
+
+        Raises SupervisorError when the broker runs already, and MissingDependencyError.
+        """
+        running = self.running()
+        if running is not None:
+            raise SupervisorError(f"the broker in {self._directory} runs already (pid {running.pid})")
+        command = self.prepare()
+        write_pid_file(self._directory / "broker.pid", ProcessIdentity.of(os.getpid()))
+        os.execve(command[0], command, self._environment)
 
     def wait_until_ready(self, timeout_seconds: float) -> None:
         """Returns when the broker lists topics: an open port is not yet a broker that answers."""

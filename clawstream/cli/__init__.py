@@ -1,0 +1,38 @@
+"""The command line: one file per group of commands. Errors become one message and an exit code here."""
+
+import sys
+
+import typer
+
+from clawstream.cli import broker, doctor, models, status, supervision, topics
+from clawstream.cli.terminal import errors
+from clawstream.errors import ClawstreamError, SettingsError
+
+EXIT_CODE_ERROR = 1
+EXIT_CODE_WRONG_SETTINGS = 2
+
+app = typer.Typer(
+    name="clawstream",
+    help="Online reinforcement learning for language-model agents from their own conversations.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.add_typer(broker.app, name="broker")
+app.add_typer(topics.app, name="topics")
+app.add_typer(models.app, name="models")
+supervision.register(app)
+status.register(app)
+doctor.register(app)
+
+
+def main() -> None:
+    """Runs a command. What went wrong on purpose is told without a stack; anything else is a defect and keeps its."""
+    try:
+        app()
+    except SettingsError as error:
+        errors.print(str(error), style="red")
+        sys.exit(EXIT_CODE_WRONG_SETTINGS)
+    except ClawstreamError as error:
+        errors.print(str(error), style="red")
+        sys.exit(EXIT_CODE_ERROR)

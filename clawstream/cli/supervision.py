@@ -1,0 +1,122 @@
+"""`clawstream up`, `down` and `logs`."""
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clawstream.cli.options import ConfigOption
+from clawstream.cli.terminal import errors, optional_config, output, required_config
+from clawstream.clock import SystemClock
+from clawstream.errors import SupervisorError
+from clawstream.log import configure_logging
+from clawstream.supervisor.control import start_detached, stop, wait_until_ready
+from clawstream.supervisor.log_files import LogFollower, tail
+from clawstream.supervisor.report import ProcessState, SupervisorReport
+from clawstream.supervisor.settings import SystemSettings, load_system_settings
+from clawstream.supervisor.supervisor import Supervisor
+
+_FOLLOW_SECONDS = 0.2
+
+
+class _Changes:
+    """Prints a line for every process whose state changed."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[ProcessState, str]] = {}
+
+    def __call__(self, report: SupervisorReport) -> None:
+        for process in report.processes:
+            now = (process.state, process.detail)
+            if self._seen.get(process.name) != now:
+                self._seen[process.name] = now
+                errors.print(f"  {process.name:<16} {process.state:<12} {process.detail}".rstrip())
+
+
+def up(
+    config: ConfigOption = None,
+    foreground: Annotated[bool, typer.Option("--foreground", help="Stay, and log here.")] = False,
+    timeout_seconds: Annotated[float, typer.Option("--timeout", help="Seconds to wait until all are ready.")] = 600.0,
+) -> None:
+    """Starts every process of the file and returns when all are ready. They go on when the terminal closes."""
+    file = required_config(config)
+    settings = load_system_settings(file, os.environ)
+    if foreground:
+        _run(settings, file)
+        return
+    supervisor = start_detached(settings, file, os.environ)
+    errors.print(f"supervisor is pid {supervisor.pid}; logs in {settings.log_directory}")
+    try:
+        report = wait_until_ready(settings, supervisor, timeout_seconds=timeout_seconds, progress=_Changes())
+    except KeyboardInterrupt:
+        errors.print("It goes on in the background: `clawstream status`, `clawstream down`.")
+        raise typer.Exit(130) from None
+    for process in report.processes:
+        for name, address in process.addresses.items():
+            output.print(f"{process.name} {name}: {address}")
+
+
+def _run(settings: SystemSettings, file: Path) -> None:
+    logger = configure_logging(settings.log, process="supervisor")
+    with Supervisor(
+        settings, config_file=file, environment=os.environ, clock=SystemClock(), logger=logger
+    ) as supervisor:
+        supervisor.handle_signals()
+        all_well = supervisor.run()
+    if not all_well:
+        raise typer.Exit(1)
+
+
+def down(
+    config: ConfigOption = None,
+    now: Annotated[bool, typer.Option("--now", help="At once: SIGKILL instead of a graceful end.")] = False,
+    timeout_seconds: Annotated[float, typer.Option("--timeout", help="Seconds to wait for the end.")] = 120.0,
+) -> None:
+    """Stops every process, dependents first. What is on the log and in the outbox stays."""
+    settings = load_system_settings(optional_config(config), os.environ)
+    if stop(settings, at_once=now, timeout_seconds=timeout_seconds, progress=_Changes()):
+        output.print("all processes are down")
+    else:
+        output.print(f"no supervisor runs in {settings.supervisor_directory}")
+
+
+def logs(
+    names: Annotated[list[str] | None, typer.Argument(help="Processes; all without.")] = None,
+    config: ConfigOption = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines of each file to begin with.")] = 20,
+) -> None:
+    """Shows what processes printed."""
+    settings = load_system_settings(optional_config(config), os.environ)
+    files = _log_files(settings.log_directory, names or [])
+    followers = {name: LogFollower(file, position_bytes=file.stat().st_size) for name, file in files.items()}
+    width = max(len(name) for name in files)
+    for name, file in files.items():
+        for line in tail(file, lines):
+            output.print(f"{name:<{width}} | {line}")
+    try:
+        while follow:
+            for name, follower in followers.items():
+                for line in follower.lines():
+                    output.print(f"{name:<{width}} | {line}")
+            time.sleep(_FOLLOW_SECONDS)
+    except KeyboardInterrupt:
+        return
+
+
+def _log_files(directory: Path, names: list[str]) -> dict[str, Path]:
+    known = {file.stem: file for file in sorted(directory.glob("*.log"))}
+    unknown = [name for name in names if name not in known]
+    if unknown or not known:
+        choice = ", ".join(known) or "none yet"
+        raise SupervisorError(f"no log of {', '.join(unknown) or 'any process'} in {directory}; there are: {choice}")
+    return {name: known[name] for name in names} if names else known
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command()(up)
+    app.command()(down)
+    app.command()(logs)

@@ -1,0 +1,1 @@
+"""`clawstream status`: is it learning, and if not, why not."""

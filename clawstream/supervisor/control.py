@@ -1,0 +1,115 @@
+"""Starting a supervisor in the background and stopping it from another process."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from clawstream.errors import SupervisorError
+from clawstream.process_identity import ProcessIdentity
+from clawstream.supervisor.log_files import tail
+from clawstream.supervisor.report import (
+    OVER,
+    SATISFIED,
+    ProcessState,
+    SupervisorReport,
+    read_report,
+    running_supervisor,
+)
+from clawstream.supervisor.settings import SystemSettings
+
+SUPERVISOR_LOG_NAME = "supervisor.log"
+_POLL_SECONDS = 0.1
+_TOLD = frozenset({ProcessState.STOPPING, ProcessState.STOPPED})
+
+Progress = Callable[[SupervisorReport], None]
+"""Called with every new report while somebody waits."""
+
+
+def start_detached(settings: SystemSettings, config_file: Path, environment: Mapping[str, str]) -> ProcessIdentity:
+    """Starts a supervisor that outlives this process and its terminal. Raises SupervisorError when one runs already."""
+    directory = settings.supervisor_directory
+    running = running_supervisor(directory)
+    if running is not None:
+        raise SupervisorError(f"{directory} is in use by a supervisor (pid {running.pid}); see `clawstream status`")
+    settings.log_directory.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "clawstream", "up", "--foreground", "--config", str(config_file.resolve())]
+    with (settings.log_directory / SUPERVISOR_LOG_NAME).open("ab") as output:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            start_new_session=True,
+        )
+    return ProcessIdentity.of(child.pid)
+
+
+def wait_until_ready(
+    settings: SystemSettings, supervisor: ProcessIdentity, *, timeout_seconds: float, progress: Progress
+) -> SupervisorReport:
+    """Returns when every process is ready or has done its work.
+
+    Raises SupervisorError when one failed, the supervisor ended, or the time is over. The supervisor goes on.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    last: SupervisorReport | None = None
+    while True:
+        alive = supervisor.is_alive()
+        report = read_report(settings.supervisor_directory)
+        if report is not None and report.supervisor_pid != supervisor.pid:
+            report = None  # What a predecessor left.
+        if report is not None and report != last:
+            progress(report)
+            last = report
+        if report is not None and all(process.state in SATISFIED for process in report.processes):
+            return report
+        failed = [process for process in report.processes if process.state is ProcessState.FAILED] if report else []
+        if failed and report is not None:
+            settled = all(process.state in SATISFIED | OVER for process in report.processes)
+            if settled or time.monotonic() >= deadline:
+                raise SupervisorError("\n".join(f"{process.name} failed: {process.detail}" for process in failed))
+        if not alive:
+            words = "\n".join(tail(settings.log_directory / SUPERVISOR_LOG_NAME, 15))
+            raise SupervisorError(f"the supervisor (pid {supervisor.pid}) ended:\n{words}")
+        if time.monotonic() >= deadline:
+            waiting = [p.name for p in report.processes if p.state not in SATISFIED] if report else ["the supervisor"]
+            raise SupervisorError(
+                f"not ready after {timeout_seconds:.0f} seconds: {', '.join(waiting)}; it goes on in the background, "
+                "see `clawstream status` and `clawstream logs`"
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def stop(settings: SystemSettings, *, at_once: bool, timeout_seconds: float, progress: Progress) -> bool:
+    """Stops the supervisor and everything it runs. Returns whether there was one.
+
+    Raises SupervisorError when it does not end in time.
+    """
+    directory = settings.supervisor_directory
+    supervisor = running_supervisor(directory)
+    if supervisor is None:
+        return False
+    supervisor.signal(signal.SIGTERM)
+    deadline = time.monotonic() + timeout_seconds
+    last: SupervisorReport | None = None
+    told_again = False
+    while not supervisor.wait(_POLL_SECONDS):
+        report = read_report(directory)
+        if report is not None and report != last:
+            progress(report)
+            last = report
+        stopping = report is not None and any(p.state in _TOLD for p in report.processes)
+        # Two signals in a row could merge into one: the second waits until the first shows.
+        if at_once and stopping and not told_again:
+            supervisor.signal(signal.SIGTERM)
+            told_again = True
+        if time.monotonic() >= deadline:
+            raise SupervisorError(
+                f"the supervisor (pid {supervisor.pid}) still runs after {timeout_seconds:.0f} seconds; "
+                "`clawstream down --now` ends it at once"
+            )
+    return True
