@@ -16,7 +16,7 @@ class ScriptedEngine:
     def __init__(self, name: str = "engine-0", *, weight_version: int | None = 0) -> None:
         self.name = name
         self.weight_version = weight_version
-        self.reported_version: int | None | EllipsisType = ...
+        self.reported_version: int | EllipsisType | None = ...
         """What it claims, when that is not the truth."""
         self.model_path = "base"
         self.is_paused = False
