@@ -216,7 +216,7 @@ class WeightGate:
                 self._logger.warning("a term of the weight gate ended; trying again", error=str(error))
             finally:
                 self._owner = None
-            await asyncio.sleep(self._settings.heartbeat_seconds)
+            await self._ownership.confirmed()
 
     # -- engines that the log says nothing new about
 

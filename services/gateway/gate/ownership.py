@@ -49,12 +49,18 @@ class Ownership:
         self._release_seconds = release_seconds
         self._logger = logger
         self._loop = asyncio.get_running_loop()
+        self._polled = asyncio.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gate-ownership", daemon=True)
 
     def start(self) -> None:
         """Joins the group."""
         self._thread.start()
+
+    async def confirmed(self) -> None:
+        """Returns after the broker has had the chance to say that the partition is ours no longer."""
+        for _ in range(2):  # the first poll may have begun before this call
+            await self._polled.wait()
 
     async def close(self) -> None:
         """Leaves the group, after `released` if this gateway was the owner."""
@@ -82,6 +88,7 @@ class Ownership:
             while not self._stop.is_set():
                 try:
                     consumer.consume(_MAX_RECORDS, _POLL_SECONDS)
+                    self._loop.call_soon_threadsafe(self._poll_ended)
                 except BrokerUnavailable as error:
                     # The engines stay in our care: nobody else can become the owner without a broker either, and
                     # commands need the log (see `GateOwner`), so that a cut-off owner does no harm.
@@ -91,6 +98,10 @@ class Ownership:
                 self._on_revoked([self._partition])
         finally:
             consumer.close()
+
+    def _poll_ended(self) -> None:
+        self._polled.set()
+        self._polled = asyncio.Event()
 
     def _on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
         if self._partition in partitions:

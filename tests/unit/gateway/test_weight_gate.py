@@ -1,0 +1,395 @@
+"""The whole gate: gateways on one log, stub engines over HTTP."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import orjson
+import pytest
+from aiohttp import web
+
+from clawstream import topics
+from clawstream.clock import SystemClock
+from clawstream.codec import decode_as
+from clawstream.engine.client import HttpEngineClient
+from clawstream.engine.interface import GenerationRequest
+from clawstream.log import get_logger
+from clawstream.metrics import Metrics
+from schemas.events import WeightsAppliedEvent
+from schemas.events.base import VersionSpan
+from schemas.events.weights import EngineState
+from services.gateway.gate.gate import WeightGate, build_gate
+from services.gateway.gate.settings import EngineSettings, GateDeadlines, GateSettings
+from tests.fixtures.small_bus import SmallBus
+from tests.fixtures.stub_engine import StubAnswer, StubEngine
+from tests.fixtures.weights import POLICY, make_artefact, pointer_record, removed_record, version_record, write
+
+NAMESPACE = "test"
+SETTINGS = GateSettings(
+    heartbeat_seconds=0.05,
+    heartbeat_expiry_seconds=30.0,
+    retry_seconds=0.05,
+    retry_max_seconds=0.1,
+    hold_seconds=30.0,
+    deadlines=GateDeadlines(pause_seconds=2, load_seconds=2, resume_seconds=2, probe_seconds=2),
+)
+
+
+class GateEngine(StubEngine):
+    """The stub with scripted control calls. Each script is a status, or an event to wait for before going on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.load_scripts: list[int | asyncio.Event] = []
+        self.load_began = asyncio.Event()
+        self.is_unreachable = False
+
+    async def _update_weights(self, request: web.Request) -> web.Response:
+        self.load_began.set()
+        script = self.load_scripts.pop(0) if self.load_scripts else None
+        if isinstance(script, asyncio.Event):
+            await script.wait()
+        elif script is not None:
+            await self._control(request)
+            return web.Response(status=script, body=orjson.dumps({"success": False, "message": "scripted"}))
+        return await super()._update_weights(request)
+
+    async def _model_info(self, request: web.Request) -> web.Response:
+        if self.is_unreachable:
+            return web.Response(status=503)
+        return await super()._model_info(request)
+
+    def loads(self) -> list[str]:
+        return [str(body["weight_version"]) for path, body in self.control_calls if path == "/update_weights_from_disk"]
+
+    def restart_with_base_weights(self) -> None:
+        self.weight_version = "0"
+        self.model_path = "base"
+
+
+@asynccontextmanager
+async def running_gate(
+    bus: SmallBus, engines: Sequence[GateEngine], *, gateway: str = "gateway-0", settings: GateSettings = SETTINGS
+) -> AsyncIterator[WeightGate]:
+    clients = {f"engine-{i}": HttpEngineClient(f"engine-{i}", engine.base_url) for i, engine in enumerate(engines)}
+    failures: list[Exception] = []
+    gate = build_gate(
+        gateway=gateway,
+        policy=POLICY,
+        namespace=NAMESPACE,
+        engines=[EngineSettings(name=name, url="http://127.0.0.1:1") for name in clients],
+        settings=settings,
+        bus=bus,  # pyright: ignore[reportArgumentType] - the part of it that the gate uses
+        clients=clients,
+        clock=SystemClock(),
+        metrics=Metrics(),
+        logger=get_logger(),
+        on_fatal=failures.append,
+    )
+    await gate.start()
+    try:
+        yield gate
+    finally:
+        await gate.close()
+        for client in clients.values():
+            await client.close()
+    assert failures == []
+
+
+@pytest.fixture
+async def engines() -> AsyncIterator[list[GateEngine]]:
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(GateEngine()) for _ in range(2)]
+
+
+async def until(gate: WeightGate, condition: Callable[[], bool]) -> None:
+    """Waits for a change of the board that makes `condition` true."""
+    board = gate._board  # pyright: ignore[reportPrivateUsage]
+    async with asyncio.timeout(20):
+        while not condition():
+            changed = asyncio.ensure_future(board.changed())
+            await asyncio.wait([changed], timeout=0.1)
+            changed.cancel()
+
+
+def versions(gate: WeightGate) -> list[int | None]:
+    """What the gate thinks that its ready engines serve."""
+    return [engine["weight_version"] if engine["ready"] else None for engine in gate.status()["engines"].values()]
+
+
+def publish(bus: SmallBus, root: Path, version: int) -> Path:
+    event = make_artefact(root, version)
+    write(bus, version_record(event, NAMESPACE), pointer_record(version, NAMESPACE))  # pyright: ignore[reportArgumentType]
+    return root / f"version-{version}"
+
+
+def heartbeats(bus: SmallBus, engine: str = "engine-0") -> list[WeightsAppliedEvent]:
+    topic = topics.full_name(NAMESPACE, topics.WEIGHTS_APPLIED)
+    events = [decode_as(record, WeightsAppliedEvent) for record in bus.records(topic)]
+    return [event for event in events if event.engine == engine]
+
+
+async def ask(gate: WeightGate, session: str) -> list[VersionSpan]:
+    """One answer through the router; the weights of its tokens."""
+    async with gate.router.lease(session) as lease:
+        request = GenerationRequest(session, [1, 2, 3], {"max_new_tokens": 8})
+        async for chunk in lease.engine.generate(request):
+            if chunk.finish_reason is not None:
+                assert chunk.finish_reason == "stop"
+                return chunk.version_spans
+    raise AssertionError("the answer had no end")
+
+
+async def test_base_model_serves_without_any_load(engines: list[GateEngine]) -> None:
+    async with running_gate(SmallBus(), engines) as gate:
+        await until(gate, lambda: versions(gate) == [0, 0])
+        assert [span.weight_version for span in await ask(gate, "session")] == [0]
+        assert engines[0].loads() == []
+
+
+async def test_update_under_load_loses_no_request(engines: list[GateEngine], tmp_path: Path) -> None:
+    bus = SmallBus()
+    for engine in engines:
+        engine.default_answer = lambda request: StubAnswer(token_seconds=0.002)
+    async with running_gate(bus, engines) as gate:
+        await until(gate, lambda: versions(gate) == [0, 0])
+        stop = asyncio.Event()
+        answers: list[list[VersionSpan]] = []
+
+        async def user(number: int) -> None:
+            while not stop.is_set():
+                answers.append(await ask(gate, f"session-{number}"))
+
+        async with asyncio.TaskGroup() as users:
+            for number in range(20):
+                users.create_task(user(number))
+            for version in (1, 2, 3):
+                publish(bus, tmp_path, version)
+                await until(gate, lambda version=version: versions(gate) == [version, version])
+            stop.set()
+        assert {span.weight_version for spans in answers for span in spans} >= {0, 3}
+        assert all(spans[-1].end == 4 for spans in answers)
+        for engine in engines:
+            assert engine.loads() == ["1", "2", "3"]
+            assert not engine.paused
+        assert all(beat.hold_seconds is None for beat in heartbeats(bus)), "with two engines nobody waits"
+
+
+async def test_a_single_engine_holds_requests_and_measures_it(engines: list[GateEngine], tmp_path: Path) -> None:
+    bus = SmallBus()
+    go_on = asyncio.Event()
+    engines[0].load_scripts = [go_on]
+    async with running_gate(bus, engines[:1]) as gate:
+        await until(gate, lambda: versions(gate) == [0])
+        publish(bus, tmp_path, 1)
+        await engines[0].load_began.wait()
+        asking = asyncio.create_task(ask(gate, "session"))
+        await until(gate, lambda: gate._board.longest_wait_seconds() is not None)  # pyright: ignore[reportPrivateUsage]
+        assert engines[0].requests == [], "the request waits in the gate, not in the paused engine"
+        go_on.set()
+        assert [span.weight_version for span in await asking] == [1]
+        await until(gate, lambda: heartbeats(bus)[-1].state is EngineState.READY)
+        held = heartbeats(bus)[-1].hold_seconds
+        assert held is not None
+        assert held > 0
+
+
+@pytest.mark.parametrize("status", [200, 400, 503])
+async def test_failed_update_keeps_the_old_version_and_the_other_engine_moves(
+    engines: list[GateEngine], tmp_path: Path, status: int
+) -> None:
+    bus = SmallBus()
+    async with running_gate(bus, engines, settings=SETTINGS.model_copy(update={"retry_seconds": 600.0})) as gate:
+        publish(bus, tmp_path, 1)
+        await until(gate, lambda: versions(gate) == [1, 1])
+        engines[0].load_scripts = [status]
+        publish(bus, tmp_path, 2)
+        await until(gate, lambda: versions(gate) == [1, 2])
+        assert engines[0].loads() == ["1", "2", "1"], "the old version was loaded again explicitly"
+        assert engines[0].weight_version == "1"
+        status_of = gate.status()["engines"]["engine-0"]
+        assert status_of["state"] == EngineState.FAILED
+        assert "version 2 was not loaded" in status_of["error"]
+        publish(bus, tmp_path, 3)
+        await until(gate, lambda: versions(gate) == [3, 3])
+        assert gate.status()["engines"]["engine-0"]["error"] == ""
+
+
+async def test_corrupt_artefact_is_never_loaded(engines: list[GateEngine], tmp_path: Path) -> None:
+    bus = SmallBus()
+    async with running_gate(bus, engines) as gate:
+        publish(bus, tmp_path, 1)
+        await until(gate, lambda: versions(gate) == [1, 1])
+        event = make_artefact(tmp_path, 2)
+        torn = tmp_path / "version-2" / "model.safetensors"
+        whole = torn.read_bytes()
+        torn.write_bytes(b"W" + whole[1:])
+        write(bus, version_record(event, NAMESPACE), pointer_record(2, NAMESPACE))  # pyright: ignore[reportArgumentType]
+        await until(gate, lambda: all("checksum" in e["error"] for e in gate.status()["engines"].values()))
+        assert versions(gate) == [1, 1]
+        assert [engine.loads() for engine in engines] == [["1"], ["1"]]
+        torn.write_bytes(whole)
+        await until(gate, lambda: versions(gate) == [2, 2])
+
+
+async def test_removed_artefact_is_named_and_the_old_version_serves(engines: list[GateEngine], tmp_path: Path) -> None:
+    bus = SmallBus()
+    async with running_gate(bus, engines) as gate:
+        await until(gate, lambda: versions(gate) == [0, 0])
+        write(
+            bus,  # pyright: ignore[reportArgumentType]
+            version_record(make_artefact(tmp_path, 1), NAMESPACE),
+            removed_record(1, NAMESPACE),
+            pointer_record(1, NAMESPACE),
+        )
+        await until(gate, lambda: all("not on the log" in e["error"] for e in gate.status()["engines"].values()))
+        assert versions(gate) == [0, 0]
+
+
+async def test_downgrade_only_by_rollback(engines: list[GateEngine], tmp_path: Path) -> None:
+    bus = SmallBus()
+    async with running_gate(bus, engines[:1]) as gate:
+        publish(bus, tmp_path, 1)
+        publish(bus, tmp_path, 2)
+        await until(gate, lambda: versions(gate) == [2])
+        write(bus, pointer_record(1, NAMESPACE))  # pyright: ignore[reportArgumentType]
+        seen = len(heartbeats(bus))
+        await until(gate, lambda: len(heartbeats(bus)) > seen + 2)
+        assert versions(gate) == [2]
+        write(bus, pointer_record(1, NAMESPACE, rollback=True))  # pyright: ignore[reportArgumentType]
+        await until(gate, lambda: versions(gate) == [1])
+
+
+async def test_restarted_engine_gets_the_pointers_version_before_traffic(
+    engines: list[GateEngine], tmp_path: Path
+) -> None:
+    bus = SmallBus()
+    async with running_gate(bus, engines[:1]) as gate:
+        publish(bus, tmp_path, 1)
+        await until(gate, lambda: versions(gate) == [1])
+        engines[0].is_unreachable = True
+        gate.router.report_failure("engine-0")
+        assert not gate.router.is_ready()
+        engines[0].restart_with_base_weights()
+        engines[0].is_unreachable = False
+        assert [span.weight_version for span in await ask(gate, "session")] == [1]
+        assert engines[0].loads() == ["1", "1"]
+
+
+async def test_reported_failure_of_a_healthy_engine_is_forgiven(engines: list[GateEngine]) -> None:
+    bus = SmallBus()
+    async with running_gate(bus, engines) as owner, running_gate(bus, engines, gateway="gateway-1") as other:
+        for gate in (owner, other):
+            await until(gate, lambda gate=gate: versions(gate) == [0, 0])
+            gate.router.report_failure("engine-1")
+            assert versions(gate)[1] is None
+            await until(gate, lambda gate=gate: versions(gate) == [0, 0])
+
+
+async def test_two_gateways_one_owner(engines: list[GateEngine], tmp_path: Path) -> None:
+    bus = SmallBus()
+    async with running_gate(bus, engines) as first, running_gate(bus, engines, gateway="gateway-1") as second:
+        publish(bus, tmp_path, 1)
+        for gate in (first, second):
+            await until(gate, lambda gate=gate: versions(gate) == [1, 1])
+        assert (first.is_owner, second.is_owner) == (True, False)
+        assert {beat.gate_owner for beat in heartbeats(bus)} == {"gateway-0"}
+        assert [engine.loads() for engine in engines] == [["1"], ["1"]]
+        assert [span.weight_version for span in await ask(second, "session")] == [1]
+
+
+async def test_next_owner_unpauses_and_finishes_what_a_dead_one_left(engines: list[GateEngine], tmp_path: Path) -> None:
+    bus = SmallBus()
+    engine = engines[0]
+    engine.load_scripts = [asyncio.Event()]  # the first load never ends
+    patient = SETTINGS.model_copy(update={"deadlines": GateDeadlines(load_seconds=600)})
+    async with (
+        running_gate(bus, engines[:1], settings=patient) as dead,
+        running_gate(bus, engines[:1], gateway="gateway-1") as successor,
+    ):
+        await until(successor, lambda: versions(successor) == [0])
+        publish(bus, tmp_path, 1)
+        await engine.load_began.wait()
+        assert engine.paused
+        term = dead._term  # pyright: ignore[reportPrivateUsage]
+        bus.expel("gateway-0")
+        await until(successor, lambda: versions(successor) == [1])
+        assert successor.is_owner
+        assert not engine.paused
+        assert term is not None
+        beats = heartbeats(bus)
+        first_of_successor = next(index for index, beat in enumerate(beats) if beat.gate_owner == "gateway-1")
+        assert beats[first_of_successor - 1].state is EngineState.UPDATING
+        assert beats[first_of_successor].gate_epoch > beats[first_of_successor - 1].gate_epoch
+        await until(dead, lambda: versions(dead) == [1])
+
+
+async def test_an_owner_that_does_not_know_it_was_replaced_stops_by_the_log(
+    engines: list[GateEngine], tmp_path: Path
+) -> None:
+    bus = SmallBus()
+    slow = SETTINGS.model_copy(update={"heartbeat_seconds": 600.0, "heartbeat_expiry_seconds": 1200.0})
+    async with (
+        running_gate(bus, engines, settings=slow) as zombie,
+        running_gate(bus, engines, gateway="gateway-1") as successor,
+    ):
+        await until(successor, lambda: versions(successor) == [0, 0])
+        owner = zombie._owner  # pyright: ignore[reportPrivateUsage]
+        assert owner is not None
+        told = threading.Event()
+        bus.expel("gateway-0", told=told)
+        await until(zombie, lambda: zombie._board.newest_term[1] == "gateway-1")  # pyright: ignore[reportPrivateUsage]
+        assert zombie.is_owner, "its next heartbeat is far away, and nobody has told it"
+        publish(bus, tmp_path, 1)
+        await until(successor, lambda: versions(successor) == [1, 1])
+        await until(zombie, lambda: owner.was_lost)
+        told.set()
+        assert [engine.loads() for engine in engines] == [["1"], ["1"]]
+
+
+async def test_graceful_hand_over_in_mid_update_leaves_nothing_paused(
+    engines: list[GateEngine], tmp_path: Path
+) -> None:
+    bus = SmallBus()
+    engines[0].load_scripts = [asyncio.Event()]
+    patient = SETTINGS.model_copy(update={"deadlines": GateDeadlines(load_seconds=600)})
+    async with running_gate(bus, engines[:1], settings=patient):
+        publish(bus, tmp_path, 1)
+        await engines[0].load_began.wait()
+        assert engines[0].paused
+    assert not engines[0].paused
+    async with running_gate(bus, engines[:1], gateway="gateway-1") as successor:
+        await until(successor, lambda: versions(successor) == [1])
+
+
+async def test_gateways_restart_without_loading_again(engines: list[GateEngine], tmp_path: Path) -> None:
+    bus = SmallBus()
+    async with running_gate(bus, engines) as gate:
+        publish(bus, tmp_path, 1)
+        await until(gate, lambda: versions(gate) == [1, 1])
+    async with running_gate(bus, engines) as gate:
+        await until(gate, lambda: versions(gate) == [1, 1])
+    assert [engine.loads() for engine in engines] == [["1"], ["1"]]
+
+
+async def test_broker_outage_stops_no_request(engines: list[GateEngine], tmp_path: Path) -> None:
+    bus = SmallBus()
+    short = SETTINGS.model_copy(update={"heartbeat_expiry_seconds": 0.3, "hold_seconds": 1.0})
+    async with (
+        running_gate(bus, engines, settings=short) as owner,
+        running_gate(bus, engines, gateway="gateway-1", settings=short) as other,
+    ):
+        publish(bus, tmp_path, 1)
+        for gate in (owner, other):
+            await until(gate, lambda gate=gate: versions(gate) == [1, 1])
+        bus.set_down(True)
+        end = asyncio.get_running_loop().time() + 1.0  # three times the life of a heartbeat
+        while asyncio.get_running_loop().time() < end:
+            for gate in (owner, other):
+                assert [span.weight_version for span in await ask(gate, "session")] == [1]
+        bus.set_down(False)
+        publish(bus, tmp_path, 2)
+        for gate in (owner, other):
+            await until(gate, lambda gate=gate: versions(gate) == [2, 2])
