@@ -1,0 +1,170 @@
+"""Every error that clawstream raises on purpose, in one tree.
+
+    ClawstreamError
+    ├── SettingsError            a configuration value is missing or wrong (all of them named at once)
+    ├── MissingDependencyError   a program or package that is needed is not installed
+    ├── ContractError            data breaks a contract
+    │   ├── DecodeError          a record cannot be decoded (goes to the dead-letter topic)
+    │   ├── BlobError            a content-addressed blob is missing or has another checksum
+    │   └── TopicDefinitionError a topic on the broker differs from its YAML file
+    ├── BusError                 the log could not be read or written
+    │   ├── BrokerUnavailable    no broker answers; try again
+    │   ├── OffsetNotRetained    an offset to be read is not on the log (any more)
+    │   ├── TransactionAbortable the open transaction must be aborted, then tried again
+    │   │   └── RecordRejected   because of one record: too large
+    │   ├── TransactionOutcomeUnknown  the end of a transaction was not answered in time
+    │   ├── Fenced               another process took our place; exit
+    │   └── FatalBusError        the client cannot go on; exit and let the supervisor restart
+    ├── EngineError              an inference engine's answer
+    │   ├── EngineUnavailable    refused, unreachable or 5xx: try another engine or later
+    │   ├── EngineRejected       4xx: the request itself is wrong
+    │   ├── EngineTimeout        a deadline passed
+    │   ├── EngineProtocolError  the engine answered what its contract does not allow
+    │   └── NoEngineReady        no engine may serve now; carries retry_after_seconds
+    ├── WeightsError             published weights are torn, missing or cannot be loaded
+    ├── GateDeposed              another gateway commands the engines by now; stop commanding
+    ├── RetryLater               an input cannot be handled now (an outage); it stays unresolved
+    ├── TooManyDeadLetters       a worker stopped because most of its inputs could not be handled
+    └── SupervisorError          a process could not be started, found or stopped
+
+Messages say what happened, where (`topic[partition]@offset`, sample id, field) and what to do.
+"""
+
+
+class ClawstreamError(Exception):
+    """The root. Catch it at a process boundary only."""
+
+
+class SettingsError(ClawstreamError, ValueError):
+    """A configuration value is missing, unknown or wrong. Names every such field at once."""
+
+
+class MissingDependencyError(ClawstreamError, RuntimeError):
+    """A program or a Python package that this command needs is not installed. Says how to get it."""
+
+
+class ContractError(ClawstreamError, ValueError):
+    """Data breaks a contract between processes."""
+
+
+class DecodeError(ContractError):
+    """A record cannot be decoded: not JSON, an unknown event type, or a schema violation. Never retried."""
+
+
+class BlobError(ContractError):
+    """A content-addressed blob is missing or its bytes do not have the checksum in their name."""
+
+
+class TopicDefinitionError(ContractError):
+    """A topic on the broker differs from its definition in a way that cannot be changed in place."""
+
+
+class BusError(ClawstreamError):
+    """The log could not be read or written."""
+
+
+class BrokerUnavailable(BusError, ConnectionError):  # noqa: N818 - reads as the condition it names
+    """No broker answers. The caller may try again."""
+
+
+class TransactionAbortable(BusError):  # noqa: N818
+    """The open transaction must be aborted; its outputs are to be sent again in the next one."""
+
+
+class RecordRejected(TransactionAbortable):
+    """One record cannot be written as it is: larger than its topic allows. Sending it again cannot help.
+
+    `record` is the `OutgoingRecord`. Outside a transaction there is nothing to abort.
+    """
+
+    def __init__(self, message: str, *, record: object) -> None:
+        super().__init__(message)
+        self.record = record
+
+
+class TransactionOutcomeUnknown(BusError):  # noqa: N818
+    """Nobody answered the end of a transaction in time: it may have committed or not."""
+
+
+class OffsetNotRetained(BusError):  # noqa: N818
+    """An offset to be read is not on the log: removed by retention or compaction, or beyond the end.
+
+    `offset` was asked for; `first` and `end` bound what the partition holds.
+    """
+
+    def __init__(self, message: str, *, offset: int, first: int, end: int) -> None:
+        super().__init__(message)
+        self.offset = offset
+        self.first = first
+        self.end = end
+
+
+class Fenced(BusError):  # noqa: N818
+    """Another process with the same transactional id or group instance id took over. The process must exit."""
+
+
+class FatalBusError(BusError):
+    """The client can never be used again. The process must exit; a supervisor restarts it."""
+
+
+class EngineError(ClawstreamError):
+    """A call to an inference engine failed."""
+
+
+class EngineUnavailable(EngineError, ConnectionError):  # noqa: N818
+    """The engine refused the connection, could not be reached or answered 5xx. Another engine may serve."""
+
+
+class EngineRejected(EngineError, ValueError):  # noqa: N818
+    """The engine answered 4xx: the request can never succeed as it is.
+
+    `status` is the HTTP status and `body` the engine's own message.
+    """
+
+    def __init__(self, message: str, *, status: int, body: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = body
+
+
+class EngineTimeout(EngineError, TimeoutError):  # noqa: N818
+    """A deadline passed while the engine was connecting, silent or busy."""
+
+
+class EngineProtocolError(EngineError):
+    """The engine's answer lacks what its contract promises, for example log-probs of another length than ids."""
+
+
+class NoEngineReady(EngineError, ConnectionError):  # noqa: N818
+    """No engine serves a known version within the bound. `retry_after_seconds` says when to ask again."""
+
+    def __init__(self, message: str, *, retry_after_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class WeightsError(ClawstreamError):
+    """Published weights are torn, missing, of another model, or cannot be loaded. Names the file."""
+
+
+class GateDeposed(ClawstreamError):  # noqa: N818
+    """A later owner of the weight gate has written to the log: the earlier one must stop commanding engines."""
+
+
+class SupervisorError(ClawstreamError):
+    """A supervised process could not be started, found or stopped."""
+
+
+class RetryLater(ClawstreamError):  # noqa: N818
+    """What handling an input needs is away for now. The input is not at fault: it stays unresolved and is tried again.
+
+    `retry_after_seconds`: the least time to wait, when the other side named one.
+    """
+
+    def __init__(self, message: str, *, retry_after_seconds: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class TooManyDeadLetters(ClawstreamError):  # noqa: N818
+    """Most of a worker's recent inputs became dead letters: more likely our fault than theirs. The worker stops."""
