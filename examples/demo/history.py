@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from clawstream import topics
-from clawstream.bus.fold import LogReader
+from clawstream.bus.fold import LogReader, latest_by_key
 from clawstream.bus.interface import Bus, Record
 from clawstream.codec import decode
-from schemas.events import ScoreEvent, TrainStepEvent, TurnEvent
+from schemas.events import ScoreEvent, TrainStepEvent, TurnEvent, WeightVersionEvent
 from schemas.events.base import TurnType
 
 
@@ -85,12 +85,22 @@ def read_history(bus: Bus, namespace: str) -> History:
     )
 
 
+def newest_version(bus: Bus, namespace: str) -> int:
+    """The newest published weight version; 0 when there is none yet."""
+    records = latest_by_key(_read_all(bus, [topics.full_name(namespace, topics.WEIGHTS)])).values()
+    events = [decode(record) for record in records]
+    versions = [event.weight_version for event in events if isinstance(event, WeightVersionEvent)]
+    return max(versions, default=0)
+
+
 def _read_all(bus: Bus, names: list[str]) -> list[Record]:
+    records: list[Record] = []
     reader = LogReader(bus, names)
     try:
-        return list(reader.bootstrap())
+        reader.bootstrap(records.append)
     finally:
         reader.close()
+    return records
 
 
 def _versions(turns: dict[str, TurnEvent], judged: dict[str, float]) -> list[VersionRow]:
