@@ -68,7 +68,7 @@ def start(plan: DemoPlan, *, progress: Callable[[SupervisorReport], None]) -> De
     settings = load_system_settings(file, os.environ)
     supervisor = control.start_detached(settings, file, os.environ)
     control.wait_until_ready(settings, supervisor, timeout_seconds=300, progress=progress)
-    kafka, gateway, policy_engine, frozen_engine = ports
+    _, gateway, policy_engine, frozen_engine = ports
     return DemoSystem(
         settings=settings,
         supervisor=supervisor,
