@@ -1,0 +1,131 @@
+"""Every error that clawstream raises on purpose, in one tree.
+
+    ClawstreamError
+    ├── SettingsError            a configuration value is missing or wrong (all of them named at once)
+    ├── MissingDependencyError   a program or package that is needed is not installed
+    ├── ContractError            data breaks a contract
+    │   ├── DecodeError          a record cannot be decoded (goes to the dead-letter topic)
+    │   ├── BlobError            a content-addressed blob is missing or has another checksum
+    │   └── TopicDefinitionError a topic on the broker differs from its YAML file
+    ├── BusError                 the log could not be read or written
+    │   ├── BrokerUnavailable    no broker answers; try again
+    │   ├── TransactionAbortable the open transaction must be aborted, then tried again
+    │   ├── Fenced               another process took our place; exit
+    │   └── FatalBusError        the client cannot go on; exit and let the supervisor restart
+    ├── EngineError              an inference engine's answer
+    │   ├── EngineUnavailable    refused, unreachable or 5xx: try another engine or later
+    │   │   └── EngineBusy       429 or 503: it says that it has too much to do; may carry retry_after_seconds
+    │   ├── EngineRejected       4xx: the request itself is wrong
+    │   ├── EngineTimeout        a deadline passed
+    │   ├── EngineProtocolError  the engine answered what its contract does not allow
+    │   └── NoEngineReady        no engine may serve now; carries retry_after_seconds
+    ├── WeightsError             published weights are torn, missing or cannot be loaded
+    ├── GateDeposed              another gateway commands the engines by now; stop commanding
+    └── SupervisorError          a process could not be started, found or stopped
+
+Messages say what happened, where (`topic[partition]@offset`, sample id, field) and what to do.
+"""
+
+
+class ClawstreamError(Exception):
+    """The root. Catch it at a process boundary only."""
+
+
+class SettingsError(ClawstreamError, ValueError):
+    """A configuration value is missing, unknown or wrong. Names every such field at once."""
+
+
+class MissingDependencyError(ClawstreamError, RuntimeError):
+    """A program or a Python package that this command needs is not installed. Says how to get it."""
+
+
+class ContractError(ClawstreamError, ValueError):
+    """Data breaks a contract between processes."""
+
+
+class DecodeError(ContractError):
+    """A record cannot be decoded: not JSON, an unknown event type, or a schema violation. Never retried."""
+
+
+class BlobError(ContractError):
+    """A content-addressed blob is missing or its bytes do not have the checksum in their name."""
+
+
+class TopicDefinitionError(ContractError):
+    """A topic on the broker differs from its definition in a way that cannot be changed in place."""
+
+
+class BusError(ClawstreamError):
+    """The log could not be read or written."""
+
+
+class BrokerUnavailable(BusError, ConnectionError):  # noqa: N818 - reads as the condition it names
+    """No broker answers. The caller may try again."""
+
+
+class TransactionAbortable(BusError):  # noqa: N818
+    """The open transaction must be aborted; its outputs are to be sent again in the next one."""
+
+
+class Fenced(BusError):  # noqa: N818
+    """Another process with the same transactional id or group instance id took over. The process must exit."""
+
+
+class FatalBusError(BusError):
+    """The client can never be used again. The process must exit; a supervisor restarts it."""
+
+
+class EngineError(ClawstreamError):
+    """A call to an inference engine failed."""
+
+
+class EngineUnavailable(EngineError, ConnectionError):  # noqa: N818
+    """The engine refused the connection, could not be reached or answered 5xx. Another engine may serve."""
+
+
+class EngineBusy(EngineUnavailable):
+    """The engine has too much to do (429, 503). `retry_after_seconds` is its own advice, None when it gave none."""
+
+    def __init__(self, message: str, *, retry_after_seconds: float | None) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class EngineRejected(EngineError, ValueError):  # noqa: N818
+    """The engine answered 4xx: the request can never succeed as it is.
+
+    `status` is the HTTP status and `body` the engine's own message.
+    """
+
+    def __init__(self, message: str, *, status: int, body: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = body
+
+
+class EngineTimeout(EngineError, TimeoutError):  # noqa: N818
+    """A deadline passed while the engine was connecting, silent or busy."""
+
+
+class EngineProtocolError(EngineError):
+    """The engine's answer lacks what its contract promises, for example log-probs of another length than ids."""
+
+
+class NoEngineReady(EngineError, ConnectionError):  # noqa: N818
+    """No engine serves a known version within the bound. `retry_after_seconds` says when to ask again."""
+
+    def __init__(self, message: str, *, retry_after_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class WeightsError(ClawstreamError):
+    """Published weights are torn, missing, of another model, or cannot be loaded. Names the file."""
+
+
+class GateDeposed(ClawstreamError):  # noqa: N818
+    """A later owner of the weight gate has written to the log: the earlier one must stop commanding engines."""
+
+
+class SupervisorError(ClawstreamError):
+    """A supervised process could not be started, found or stopped."""
