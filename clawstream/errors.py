@@ -13,10 +13,12 @@
     │   ├── TransactionAbortable the open transaction must be aborted, then tried again
     │   │   └── RecordRejected   because of one record: too large
     │   ├── TransactionOutcomeUnknown  the end of a transaction was not answered in time
+    │   ├── TransactionAbortable the open transaction must be aborted, then tried again
     │   ├── Fenced               another process took our place; exit
     │   └── FatalBusError        the client cannot go on; exit and let the supervisor restart
     ├── EngineError              an inference engine's answer
     │   ├── EngineUnavailable    refused, unreachable or 5xx: try another engine or later
+    │   │   └── EngineBusy       429 or 503: it says that it has too much to do; may carry retry_after_seconds
     │   ├── EngineRejected       4xx: the request itself is wrong
     │   ├── EngineTimeout        a deadline passed
     │   ├── EngineProtocolError  the engine answered what its contract does not allow
@@ -113,6 +115,14 @@ class EngineError(ClawstreamError):
 
 class EngineUnavailable(EngineError, ConnectionError):  # noqa: N818
     """The engine refused the connection, could not be reached or answered 5xx. Another engine may serve."""
+
+
+class EngineBusy(EngineUnavailable):
+    """The engine has too much to do (429, 503). `retry_after_seconds` is its own advice, None when it gave none."""
+
+    def __init__(self, message: str, *, retry_after_seconds: float | None) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class EngineRejected(EngineError, ValueError):  # noqa: N818

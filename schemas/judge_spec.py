@@ -17,19 +17,19 @@ class JudgeSpec(BaseModel):
     model: str = ""
     """Name of the judge model; empty for rules."""
     votes: int = Field(default=3, ge=1, le=99)
-    """Number of verdict votes. Backends that are deterministic need one."""
+    """Number of verdict votes. Judges that always say the same (rules, likelihood, your own code) have one."""
     temperature: float = Field(default=0.6, ge=0)
     """Sampling temperature of the votes."""
     max_new_tokens: int = Field(default=4096, ge=1)
     """Cap on a vote's tokens."""
-    prompt: str = "verdict-1"
-    """Name of the prompt file in the judge's `prompts` folder."""
+    prompt: str = ""
+    """Name of the prompt file in the judge's `prompts` folder; empty for the backend's default."""
     prompt_sha256: str = ""
     """Checksum of the prompt's text, filled in when the judge starts: another text is another spec."""
     max_prompt_characters: int = Field(default=48_000, ge=256)
     """Longer evidence is cut in the middle, with a marker."""
-    hints: Literal["none", "user", "judge", "both"] = "none"
-    """Where hints come from: the user's own words, votes of the judge, or both."""
+    hints: Literal["none", "user"] = "none"
+    """Where hints come from: nowhere, or the user's own words. Words of explicit feedback are always kept."""
     rules: list[tuple[str, int]] = Field(default=[])
     """For the `rules` backend: pairs of a regular expression on the following text and a verdict; first match."""
 

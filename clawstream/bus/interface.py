@@ -148,6 +148,13 @@ class Consumer(Protocol):
         """
         ...
 
+    def offset_for_time(self, partition: TopicPartition, timestamp_milliseconds: int) -> int:
+        """Offset of the first record whose timestamp is that or later; the end when there is none.
+
+        Asks the broker. Raises BrokerUnavailable, or BusError when there is no such partition.
+        """
+        ...
+
     def group_metadata(self) -> GroupMetadata:
         """For `TransactionalProducer.send_offsets`."""
         ...

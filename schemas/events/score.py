@@ -25,7 +25,7 @@ class Vote(Part):
     verdict: int | None = Field(default=None, ge=-1, le=1)
     """+1, 0 or -1; null when the vote abstained."""
     abstention: str | None = None
-    """Why there is no verdict: `unparsable`, `timeout`, `error`, `truncated`, `two_verdicts`."""
+    """Why there is no verdict: `unparsable`, `timeout`, `error`, `truncated`, `two_verdicts`, `no_rule`."""
     call_id: str | None = None
     """The ledger entry with the raw answer; null when no model was called."""
 

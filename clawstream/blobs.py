@@ -1,0 +1,98 @@
+# pyright: basic
+# fsspec has no type information; this file is a thin adapter around it.
+"""Content-addressed blobs: number arrays that are too large to travel inside an event.
+
+A blob's name is its sha256, so writing it twice writes the same object, and a reader can tell a torn or replaced one.
+Write the blob first and the event after it: an event never refers to what does not exist.
+"""
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, cast
+
+import fsspec
+import numpy as np
+import numpy.typing as npt
+from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
+
+from clawstream.durable_files import sync_directory
+from clawstream.errors import BlobError
+from schemas.arrays import MAX_INLINE_BYTES, BlobReference, NumberArray, from_bytes
+
+
+class BlobStore:
+    """Writes blobs below one fsspec URL. All calls block: use a thread inside an event loop."""
+
+    def __init__(self, url: str) -> None:
+        """`url` is a folder: a path, `file:///...`, `s3://bucket/prefix`... Made when the first blob is written."""
+        found, path = cast("tuple[AbstractFileSystem, str]", fsspec.url_to_fs(url))
+        self._filesystem = found
+        self._base = path.rstrip("/")
+
+    def write(self, block: bytes) -> BlobReference:
+        """Stores `block` and returns where it is. Returns when it is safe on disk, or in the bucket."""
+        checksum = hashlib.sha256(block).hexdigest()
+        path = f"{self._base}/{checksum[:2]}/{checksum}"
+        if not self._is_stored(path, len(block)):
+            if isinstance(self._filesystem, LocalFileSystem):
+                _write_local(Path(path), block)
+            else:
+                self._filesystem.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+                self._filesystem.pipe_file(path, block)
+        return BlobReference(uri=str(self._filesystem.unstrip_protocol(path)), sha256=checksum, size_bytes=len(block))
+
+    def pack(self, array: npt.NDArray[Any]) -> NumberArray:
+        """`array` as part of an event: inline up to `MAX_INLINE_BYTES`, else as a blob that is written now."""
+        if array.nbytes <= MAX_INLINE_BYTES:
+            return NumberArray.from_numpy(array)
+        little_endian = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+        return NumberArray(
+            dtype=array.dtype.name,  # pyright: ignore[reportArgumentType] - pydantic checks it
+            shape=list(array.shape),
+            blob=self.write(little_endian.tobytes()),
+        )
+
+    def _is_stored(self, path: str, size_bytes: int) -> bool:
+        try:
+            return int(self._filesystem.size(path) or 0) == size_bytes
+        except FileNotFoundError:
+            return False
+
+
+def read_blob(reference: BlobReference) -> bytes:
+    """The bytes of a blob, from wherever it was written. Raises BlobError unless they have the checksum."""
+    try:
+        filesystem, path = cast("tuple[AbstractFileSystem, str]", fsspec.url_to_fs(reference.uri))
+        # One byte more than expected is enough to see that a replaced object is too long.
+        block = cast("bytes", filesystem.cat_file(path, start=0, end=reference.size_bytes + 1))
+    except (OSError, ValueError, ImportError) as error:
+        raise BlobError(f"blob {reference.uri}: cannot be read: {error}") from error
+    if len(block) != reference.size_bytes or hashlib.sha256(block).hexdigest() != reference.sha256:
+        raise BlobError(f"blob {reference.uri}: its bytes do not have the checksum {reference.sha256}; it was damaged")
+    return block
+
+
+def resolve(array: NumberArray) -> npt.NDArray[Any]:
+    """The elements of `array`, read-only, wherever they are. Raises BlobError. Blocks when they are in a blob."""
+    if array.blob is None:
+        return array.to_numpy()
+    return from_bytes(read_blob(array.blob), array.dtype, array.shape)
+
+
+def _write_local(path: Path, block: bytes) -> None:
+    """Writes beside the target, syncs and renames: a crash leaves the whole blob or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)

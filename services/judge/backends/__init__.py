@@ -1,0 +1,1 @@
+"""Where verdicts come from: one file per kind of judge. `interface` says what a backend is."""

@@ -1,0 +1,45 @@
+"""Several engines that serve the same judge model."""
+
+import itertools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from clawstream.engine.interface import EngineClient, ScoredTokens
+from clawstream.errors import EngineUnavailable
+
+Answer = TypeVar("Answer")
+
+
+class EnginePool:
+    """Calls take turns. One that cannot be reached is passed over for that call; when none answers, the last error."""
+
+    def __init__(self, engines: Sequence[EngineClient]) -> None:
+        if not engines:
+            raise ValueError("a pool needs an engine")
+        self._engines = engines
+        self._turns = itertools.count()
+
+    async def generate_text(
+        self, input_ids: Sequence[int], sampling_parameters: Mapping[str, Any]
+    ) -> tuple[str, Mapping[str, Any]]:
+        """See `EngineClient.generate_text`."""
+        return await self._first(lambda engine: engine.generate_text(input_ids, sampling_parameters))
+
+    async def score(self, prompt_ids: Sequence[int], response_ids: Sequence[int]) -> ScoredTokens:
+        """See `EngineClient.score`."""
+        return await self._first(lambda engine: engine.score(prompt_ids, response_ids))
+
+    async def close(self) -> None:
+        """Closes every client."""
+        for engine in self._engines:
+            await engine.close()
+
+    async def _first(self, call: Callable[[EngineClient], Awaitable[Answer]]) -> Answer:
+        start = next(self._turns)
+        for attempt in range(len(self._engines)):
+            try:
+                return await call(self._engines[(start + attempt) % len(self._engines)])
+            except EngineUnavailable:
+                if attempt == len(self._engines) - 1:
+                    raise
+        raise AssertionError("a pool has an engine")

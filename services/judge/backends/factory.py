@@ -1,0 +1,78 @@
+"""Makes the backend that a judge spec names."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from clawstream.engine.interface import EngineClient
+from clawstream.errors import SettingsError
+from clawstream.rendering.interface import ChatRenderer
+from schemas.judge_spec import JudgeSpec
+from services.judge.backends.engine_pool import EnginePool
+from services.judge.backends.imported import import_judge
+from services.judge.backends.interface import Backend
+from services.judge.backends.likelihood import LikelihoodBackend
+from services.judge.backends.openai import OpenAIBackend
+from services.judge.backends.rules import RulesBackend
+from services.judge.backends.sglang import SglangBackend
+from services.judge.prompts import load_likelihood_prompt, load_prompt
+from services.judge.settings import JudgeModelSettings
+
+
+class BackendFactory:
+    """Knows how to reach models, so that a promoted spec can be put to work without a restart."""
+
+    def __init__(
+        self,
+        settings: JudgeModelSettings,
+        *,
+        api_key: SecretStr | None,
+        make_engine: Callable[[str, str, float], EngineClient],
+        load_renderer: Callable[[Path], ChatRenderer],
+    ) -> None:
+        """`make_engine` takes name, base URL and timeout in seconds; `load_renderer` a tokenizer's folder."""
+        self._settings = settings
+        self._api_key = api_key
+        self._make_engine = make_engine
+        self._load_renderer = load_renderer
+
+    def make(self, spec: JudgeSpec) -> Backend:
+        """The backend of a completed spec. Raises SettingsError when something that it needs is not configured."""
+        if spec.backend == "rules":
+            return RulesBackend(spec.rules)
+        if spec.backend == "likelihood":
+            return LikelihoodBackend(spec, load_likelihood_prompt(spec.prompt), self._pool(spec), self._renderer(spec))
+        if spec.backend == "sglang":
+            return SglangBackend(spec, load_prompt(spec.prompt), self._pool(spec), self._renderer(spec))
+        if spec.backend == "openai":
+            (url,) = self._urls(spec, most=1)
+            return OpenAIBackend(
+                spec,
+                load_prompt(spec.prompt),
+                base_url=url,
+                api_key=self._api_key,
+                timeout_seconds=self._settings.call_timeout_seconds,
+            )
+        return import_judge(spec.backend)
+
+    def _urls(self, spec: JudgeSpec, most: int | None = None) -> Sequence[str]:
+        urls = self._settings.urls
+        if not urls or (most is not None and len(urls) > most):
+            raise SettingsError(
+                f"judge.model.urls: backend {spec.backend!r} needs {most or 'at least one'}, has {len(urls)}"
+            )
+        return urls
+
+    def _pool(self, spec: JudgeSpec) -> EnginePool:
+        return EnginePool(
+            [
+                self._make_engine(f"judge-{number}", url, self._settings.call_timeout_seconds)
+                for number, url in enumerate(self._urls(spec))
+            ]
+        )
+
+    def _renderer(self, spec: JudgeSpec) -> ChatRenderer:
+        if self._settings.directory is None:
+            raise SettingsError(f"judge.model.directory: backend {spec.backend!r} needs the model's tokenizer folder")
+        return self._load_renderer(self._settings.directory)

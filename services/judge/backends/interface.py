@@ -1,0 +1,98 @@
+"""What a judge backend is.
+
+A *model* backend is three steps, so that the ledger can stand between them: `prepare` makes the request (pure),
+`call` sends it (the only step that costs), `interpret` reads the answer (pure; it also reads what the ledger kept).
+A *code* backend looks at the next state and answers at once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+from pydantic import JsonValue
+
+from schemas.events import NextStateEvent
+
+
+class Abstention(StrEnum):
+    """Why a vote has no verdict."""
+
+    UNPARSABLE = "unparsable"
+    """The answer holds no verdict that is allowed."""
+    TWO_VERDICTS = "two_verdicts"
+    """The answer holds two different verdicts."""
+    TRUNCATED = "truncated"
+    """The token cap ended the answer."""
+    TIMEOUT = "timeout"
+    """The model did not answer in time, again and again."""
+    ERROR = "error"
+    """The model refused this request for good, or answered what its contract does not allow."""
+    NO_RULE = "no_rule"
+    """No rule says anything about this next state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """One vote's content: exactly one of the two is set."""
+
+    verdict: int | None = None
+    """+1, 0 or -1."""
+    abstention: Abstention | None = None
+    """Why there is no verdict."""
+
+    def __post_init__(self) -> None:
+        if (self.verdict is None) == (self.abstention is None):
+            raise ValueError("an opinion is either a verdict or an abstention")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAnswer:
+    """What a model call gave."""
+
+    response: JsonValue
+    """What `interpret` needs, and what the ledger keeps."""
+    prompt_tokens: int = 0
+    """Tokens read."""
+    completion_tokens: int = 0
+    """Tokens written."""
+
+
+@runtime_checkable
+class ModelBackend(Protocol):
+    """A judge that calls a model."""
+
+    def prepare(self, next_state: NextStateEvent) -> Mapping[str, JsonValue]:
+        """The request for one vote. The same next state gives the same request: its checksum is in the ledger."""
+        ...
+
+    async def call(self, request: Mapping[str, JsonValue]) -> ModelAnswer:
+        """Asks the model once.
+
+        Raises EngineUnavailable or EngineTimeout (try again later), EngineRejected (this request will never be
+        accepted), EngineProtocolError (the answer is not what its contract promises).
+        """
+        ...
+
+    def interpret(self, response: JsonValue) -> Opinion:
+        """Reads a response, fresh or from the ledger."""
+        ...
+
+    async def close(self) -> None:
+        """Closes connections."""
+        ...
+
+
+class CodeBackend(Protocol):
+    """A judge that is code."""
+
+    async def judge(self, next_state: NextStateEvent) -> Opinion:
+        """The verdict. An exception is a bug in the judge: the record goes to the dead-letter topic."""
+        ...
+
+    async def close(self) -> None:
+        """Releases what it holds."""
+        ...
+
+
+Backend = ModelBackend | CodeBackend

@@ -1,0 +1,81 @@
+"""Calls to a judge model: bounded in number, retried a few times with jitter, sorted by what a failure means."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import JsonValue
+
+from clawstream.clock import Clock
+from clawstream.errors import EngineBusy, EngineRejected, EngineTimeout, EngineUnavailable
+from clawstream.metrics import Metrics
+from services.judge.backends.interface import ModelAnswer, ModelBackend
+
+TRANSIENT_STATUSES: Final = frozenset({401, 402, 403, 404, 408, 409, 425, 429})
+"""4xx that say nothing about the request: a wrong key, a spent budget, a missing model. Somebody will mend it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How a single call is tried again before the whole input is put off."""
+
+    attempts: int
+    """Calls in all, at least 1."""
+    first_delay_seconds: float
+    """Ceiling of the first pause; it doubles from one to the next, and each is uniform between 0 and its ceiling."""
+    longest_delay_seconds: float
+    """No pause is longer. An endpoint that asks for more gets it by putting the input off."""
+
+
+class ModelCaller:
+    """Shared by all votes of a process."""
+
+    def __init__(
+        self,
+        policy: RetryPolicy,
+        *,
+        max_concurrent_calls: int,
+        clock: Clock,
+        metrics: Metrics,
+        uniform: Callable[[float, float], float] = random.uniform,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._policy = policy
+        self._slots = asyncio.Semaphore(max_concurrent_calls)
+        self._clock = clock
+        self._metrics = metrics
+        self._uniform = uniform
+        self._sleep = sleep
+
+    async def call(self, backend: ModelBackend, request: Mapping[str, JsonValue]) -> tuple[ModelAnswer, float]:
+        """The answer, and how many seconds the successful call took.
+
+        Raises EngineUnavailable for an outage (also for 4xx that are not the request's fault), EngineTimeout when no
+        attempt was answered in time, EngineRejected and EngineProtocolError at once: they would only repeat.
+        """
+        ceiling_seconds = self._policy.first_delay_seconds
+        for attempt in range(1, self._policy.attempts + 1):
+            try:
+                return await self._once(backend, request)
+            except (EngineUnavailable, EngineTimeout) as error:
+                advised_seconds = (error.retry_after_seconds or 0.0) if isinstance(error, EngineBusy) else 0.0
+                if attempt == self._policy.attempts or advised_seconds > self._policy.longest_delay_seconds:
+                    raise
+                await self._sleep(max(advised_seconds, self._uniform(0.0, ceiling_seconds)))
+                ceiling_seconds = min(2 * ceiling_seconds, self._policy.longest_delay_seconds)
+        raise AssertionError("a retry policy has at least one attempt")
+
+    async def _once(self, backend: ModelBackend, request: Mapping[str, JsonValue]) -> tuple[ModelAnswer, float]:
+        async with self._slots:
+            started = self._clock.monotonic_seconds()
+            try:
+                answer = await backend.call(request)
+            except EngineRejected as error:
+                if error.status in TRANSIENT_STATUSES:
+                    raise EngineUnavailable(str(error)) from error
+                raise
+            seconds = self._clock.monotonic_seconds() - started
+        self._metrics.observe("model_call_seconds", seconds)
+        return answer, seconds

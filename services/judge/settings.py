@@ -1,0 +1,70 @@
+"""Settings of the judge: section `[judge]`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+
+from clawstream.errors import SettingsError
+from clawstream.settings import ConfigPath, Section, ServiceSettings
+from schemas.judge_spec import JudgeSpec
+
+
+class JudgeModelSettings(Section):
+    """How to reach the judge model. What it is asked is the spec's matter."""
+
+    urls: list[str] = Field(default=[])
+    """`sglang`, `likelihood`: base URLs of engines that serve the judge model; calls take turns and fail over.
+    `openai`: one base URL, with its `/v1`."""
+    directory: ConfigPath | None = None
+    """`sglang`, `likelihood`: folder with the judge model's tokenizer."""
+    api_key_environment: str = ""
+    """`openai`: name of the environment variable that holds the API key; empty for none."""
+    api_key_file: ConfigPath | None = None
+    """`openai`: file that holds the API key, instead."""
+    call_timeout_seconds: float = Field(default=120.0, gt=0)
+    """Deadline of one call."""
+    call_attempts: int = Field(default=3, ge=1)
+    """Calls per vote before the input is put off."""
+    first_retry_seconds: float = Field(default=0.5, gt=0)
+    """Longest pause before the second call; it doubles from call to call."""
+    longest_retry_seconds: float = Field(default=10.0, gt=0)
+    """Longest pause between two calls."""
+    max_concurrent_calls: int = Field(default=64, ge=1)
+    """Calls in flight in this process."""
+    max_timeouts: int = Field(default=3, ge=1)
+    """So often may all votes of an input time out; then they abstain, so that one input cannot hold its partition."""
+
+    def api_key(self, environment: Mapping[str, str]) -> SecretStr | None:
+        """The key, or None when none is configured. Raises SettingsError when it is configured and missing."""
+        if self.api_key_environment:
+            value = environment.get(self.api_key_environment, "").strip()
+            if not value:
+                raise SettingsError(f"judge.model.api_key_environment: {self.api_key_environment} is not set")
+            return SecretStr(value)
+        if self.api_key_file is not None:
+            return SecretStr(_file_content(self.api_key_file))
+        return None
+
+
+class JudgeSettings(ServiceSettings):
+    """The judge."""
+
+    spec: JudgeSpec = JudgeSpec()
+    """The judge spec that counts (with promotion epoch 0) until one is promoted on the `config` topic."""
+    model: JudgeModelSettings = JudgeModelSettings()
+    """How to reach the judge model."""
+    max_in_flight: int = Field(default=256, ge=1)
+    """Inputs handled at a time."""
+    ledger_flush_timeout_seconds: float = Field(default=30.0, gt=0)
+    """How long a ledger entry may take to reach the log before its input is put off."""
+
+
+def _file_content(file: Path) -> str:
+    try:
+        value = file.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise SettingsError(f"judge.model.api_key_file: {file}: {error.strerror}") from error
+    if not value:
+        raise SettingsError(f"judge.model.api_key_file: {file} is empty")
+    return value

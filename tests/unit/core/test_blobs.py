@@ -1,0 +1,89 @@
+"""Content-addressed blobs: on disk and on another fsspec file system."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from clawstream.blobs import BlobStore, read_blob, resolve
+from clawstream.errors import BlobError
+from schemas.arrays import MAX_INLINE_BYTES, NumberArray
+
+
+def large_array() -> np.ndarray[Any, Any]:
+    return np.arange(MAX_INLINE_BYTES // 4 + 1, dtype=np.int32)
+
+
+@pytest.mark.parametrize("scheme", ["", "file://", "memory://"])
+def test_what_is_packed_comes_back_the_same(tmp_path: Path, scheme: str) -> None:
+    store = BlobStore(f"{scheme}{tmp_path}")
+    packed = store.pack(large_array())
+    assert packed.data is None
+    assert NumberArray.model_validate_json(packed.model_dump_json()) == packed
+    resolved = resolve(packed)
+    assert resolved.dtype == np.int32
+    np.testing.assert_array_equal(resolved, large_array())
+
+
+def test_only_arrays_above_the_limit_become_blobs(tmp_path: Path) -> None:
+    store = BlobStore(str(tmp_path))
+    at_the_limit = np.zeros(MAX_INLINE_BYTES // 8, dtype=np.float64)
+    assert store.pack(at_the_limit).blob is None
+    assert list(tmp_path.iterdir()) == []
+    assert store.pack(np.zeros(MAX_INLINE_BYTES // 8 + 1, dtype=np.float64)).blob is not None
+
+
+@settings(max_examples=30)
+@given(npst.arrays(dtype=st.sampled_from([np.int32, np.float32, np.int64, np.dtype(">f4")]), shape=npst.array_shapes()))
+def test_small_arrays_of_any_shape_come_back_the_same(array: np.ndarray[Any, Any]) -> None:
+    resolved = resolve(BlobStore("memory://small").pack(array))
+    assert resolved.shape == array.shape
+    assert resolved.tobytes() == array.astype(array.dtype.newbyteorder("<")).tobytes()
+
+
+def test_writing_twice_gives_one_object_under_its_checksum(tmp_path: Path) -> None:
+    store = BlobStore(str(tmp_path))
+    first = store.write(b"some bytes")
+    assert store.write(b"some bytes") == first
+    assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == [first.sha256]
+    assert read_blob(first) == b"some bytes"
+
+
+def test_a_torn_object_is_written_again(tmp_path: Path) -> None:
+    store = BlobStore(str(tmp_path))
+    reference = store.write(b"some bytes")
+    file = tmp_path / reference.sha256[:2] / reference.sha256
+    file.write_bytes(b"some")
+    store.write(b"some bytes")
+    assert read_blob(reference) == b"some bytes"
+
+
+@pytest.mark.parametrize("content", [b"", b"some byteX", b"some bytes and more"])
+def test_a_damaged_object_is_refused(tmp_path: Path, content: bytes) -> None:
+    reference = BlobStore(str(tmp_path)).write(b"some bytes")
+    (tmp_path / reference.sha256[:2] / reference.sha256).write_bytes(content)
+    with pytest.raises(BlobError, match="checksum"):
+        read_blob(reference)
+
+
+def test_a_missing_object_is_refused(tmp_path: Path) -> None:
+    reference = BlobStore(str(tmp_path)).write(b"some bytes")
+    (tmp_path / reference.sha256[:2] / reference.sha256).unlink()
+    with pytest.raises(BlobError, match="cannot be read"):
+        read_blob(reference)
+
+
+def test_an_unknown_scheme_is_refused(tmp_path: Path) -> None:
+    reference = BlobStore(str(tmp_path)).write(b"x").model_copy(update={"uri": "nosuch://bucket/x"})
+    with pytest.raises(BlobError, match="cannot be read"):
+        read_blob(reference)
+
+
+def test_an_array_in_a_blob_says_so_when_it_is_used_unresolved(tmp_path: Path) -> None:
+    packed = BlobStore(str(tmp_path)).pack(large_array())
+    with pytest.raises(ValueError, match="in a blob"):
+        packed.to_numpy()
