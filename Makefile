@@ -1,0 +1,63 @@
+# Everything a person does with a checkout. Each target sets up what it needs; a second run is quick.
+#
+#   make demo     the whole loop on this machine: Kafka, engine, gateway, judge, teacher, trainer, a scripted user
+#   make test     checks, unit, contract and flow tests (the last on a real broker)
+#   make check    lint, format, types
+#   make bench    the numbers of the README
+#   make setup    virtual environment and Apache Kafka's jars
+#   make clean    removes what the other targets made (not the data of a running system)
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# The first Python that is new enough; PYTHON=... chooses another.
+PYTHON ?= $(shell for candidate in python3 python3.14 python3.13 python3.12 python3.11; do \
+	if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$candidate; break; fi; done)
+VENV := .venv
+BIN := $(VENV)/bin
+SEEDS ?= 1
+PYTEST_OPTIONS ?=
+
+.PHONY: help setup demo test check bench clean
+
+help:
+	@sed -n 's/^#   make /make /p' Makefile
+
+setup: $(VENV)/.packages $(VENV)/.kafka
+
+# uv installs in seconds what takes pip minutes; without it pip does.
+$(VENV)/.packages: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and was not found; PYTHON=... names one" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "$(PYTHON) cannot make virtual environments; Debian or Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	if $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv; then \
+		$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[dev]'; \
+	else \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'; \
+	fi
+	touch $@
+
+# Without Java or Maven the tests on a broker are skipped, and say so; in CI nothing may be skipped.
+$(VENV)/.kafka: $(VENV)/.packages deploy/kafka/pom.xml
+	if $(BIN)/clawstream broker fetch; then touch $@; else test "$${CI:-}" != true; fi
+
+demo: setup
+	SEEDS=$(SEEDS) $(BIN)/python -m examples.demo
+
+test: setup check
+	$(BIN)/python -m pytest tests/unit tests/contracts tests/flow $(PYTEST_OPTIONS)
+
+check: $(VENV)/.packages
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+bench: setup
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) dist reports .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

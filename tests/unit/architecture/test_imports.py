@@ -1,0 +1,82 @@
+"""Arrows point one way: services -> clawstream -> schemas, and torch stays in trainer and engine."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.unit.architecture.source_tree import (
+    ROOT,
+    TORCH_SERVICES,
+    imported_modules,
+    module_name,
+    source_files,
+)
+
+SERVICES = sorted(folder.name for folder in (ROOT / "services").iterdir() if (folder / "__init__.py").exists())
+
+
+def offenders(package: str, forbidden: tuple[str, ...]) -> list[str]:
+    return [
+        f"{module_name(file)} imports {module}"
+        for file in source_files(package)
+        for module in sorted(imported_modules(file))
+        if any(module == prefix or module.startswith(f"{prefix}.") for prefix in forbidden)
+    ]
+
+
+def test_schemas_import_nothing_of_ours() -> None:
+    assert offenders("schemas", ("clawstream", "services")) == []
+
+
+def test_the_core_imports_no_service() -> None:
+    assert offenders("clawstream", ("services",)) == []
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_services_do_not_import_each_other(service: str) -> None:
+    others = tuple(f"services.{other}" for other in SERVICES if other != service)
+    assert offenders(f"services/{service}", others) == []
+
+
+def test_product_code_does_not_import_tests_or_examples() -> None:
+    for package in ("schemas", "clawstream", "services"):
+        assert offenders(package, ("tests", "examples", "benchmarks")) == []
+
+
+IMPORT_WITHOUT_TORCH = """
+import importlib, importlib.abc, sys
+
+class Blocker(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "megatron", "mbridge"):
+            raise ModuleNotFoundError(f"blocked: {name}", name=name)
+        return None
+
+sys.meta_path.insert(0, Blocker())
+for module in sys.argv[1:]:
+    importlib.import_module(module)
+assert "torch" not in sys.modules
+sys.stdout.write(f"{len(sys.argv) - 1} modules")
+"""
+
+
+def test_everything_but_trainer_and_engine_imports_without_torch() -> None:
+    modules = [
+        name
+        for file in source_files("clawstream", "schemas", "services")
+        if not (name := module_name(file)).startswith(TORCH_SERVICES)
+    ]
+    result = subprocess.run(
+        [sys.executable, "-c", IMPORT_WITHOUT_TORCH, *modules], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.stdout == f"{len(modules)} modules"
+
+
+def test_the_blocker_blocks() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", IMPORT_WITHOUT_TORCH, "torch"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.returncode != 0
+    assert "blocked: torch" in result.stderr
