@@ -1,3 +1,3 @@
 """Fixtures for all lanes."""
 
-pytest_plugins = ["tests.fixtures.broker"]
+pytest_plugins = ["tests.fixtures.broker", "tests.fixtures.tokenizers"]

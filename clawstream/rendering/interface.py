@@ -1,7 +1,7 @@
 """Rendering: the only place where messages become ids."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from schemas.events.base import Message
@@ -18,6 +18,19 @@ class RenderedPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerDelta:
+    """What some tokens added to an answer. Empty strings and lists where they added nothing."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """Whole OpenAI tool calls, given when they are complete."""
+
+    def __bool__(self) -> bool:
+        return bool(self.content or self.reasoning or self.tool_calls)
+
+
+@dataclass(frozen=True, slots=True)
 class ParsedAnswer:
     """An answer's ids as an assistant message."""
 
@@ -25,8 +38,24 @@ class ParsedAnswer:
     """Text without reasoning and tool calls; None when there is none but tool calls."""
     reasoning: str | None
     """The model's reasoning, if the family has any."""
-    tool_calls: list[Mapping[str, Any]]
+    tool_calls: list[dict[str, Any]]
     """OpenAI tool calls; empty when there are none."""
+
+
+class AnswerStream(Protocol):
+    """Parses one answer while it comes. Cutting the ids into other pieces changes no sum."""
+
+    def push(self, token_ids: Sequence[int]) -> AnswerDelta:
+        """What these ids, sampled next, add. What could still change its meaning is held back."""
+        ...
+
+    def finish(self) -> AnswerDelta:
+        """What was held back."""
+        ...
+
+    def answer(self) -> ParsedAnswer:
+        """The sum of all deltas."""
+        ...
 
 
 class ChatRenderer(Protocol):
@@ -64,6 +93,16 @@ class ChatRenderer(Protocol):
         """Ids to text, special tokens left out."""
         ...
 
-    def parse(self, token_ids: Sequence[int]) -> ParsedAnswer:
-        """A whole answer's ids as content, reasoning and tool calls."""
+    def open_answer(
+        self, prompt_ids: Sequence[int] = (), *, stop: Sequence[str] = (), call_id_seed: str = ""
+    ) -> AnswerStream:
+        """A parser for one answer that is still coming.
+
+        `prompt_ids` tell whether the template opened the reasoning already; `stop` are the client's stop strings, cut
+        from the text; tool calls get ids that follow from `call_id_seed`.
+        """
+        ...
+
+    def parse(self, token_ids: Sequence[int], prompt_ids: Sequence[int] = ()) -> ParsedAnswer:
+        """A whole answer's ids as content, reasoning and tool calls: what `open_answer` gives in sum."""
         ...
