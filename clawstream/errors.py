@@ -27,6 +27,8 @@
     ├── GateDeposed              another gateway commands the engines by now; stop commanding
     ├── RetryLater               an input cannot be handled now (an outage); it stays unresolved
     ├── TooManyDeadLetters       a worker stopped because most of its inputs could not be handled
+    ├── OutboxError              the gateway's outbox on disk is damaged, locked or cannot be written
+    │   └── OutboxFull           it holds as much as it may: turns are served unrecorded
     └── SupervisorError          a process could not be started, found or stopped
 
 Messages say what happened, where (`topic[partition]@offset`, sample id, field) and what to do.
@@ -178,3 +180,9 @@ class RetryLater(ClawstreamError):  # noqa: N818
 
 class TooManyDeadLetters(ClawstreamError):  # noqa: N818
     """Most of a worker's recent inputs became dead letters: more likely our fault than theirs. The worker stops."""
+class OutboxError(ClawstreamError):
+    """The outbox between gateway and log is damaged, used by another process, or its disk refuses writes."""
+
+
+class OutboxFull(OutboxError):  # noqa: N818 - reads as the condition it names
+    """The outbox holds as much as it may because the log is out of reach. What is offered now is not recorded."""

@@ -20,7 +20,10 @@ def derive(kind: str, *causes: str | int) -> str:
 
 
 def next_state_id(turn_id: str, cause: str) -> str:
-    """`cause` names what made it: the child turn's id, a feedback id, or `session_end`."""
+    """`cause` names what made it: a key of the messages that followed, a feedback id, or `session_end`.
+
+    The messages and not the request that brought them: a client that repeats its request repeats the same evidence.
+    """
     return derive("next-state", turn_id, cause)
 
 

@@ -4,13 +4,13 @@ from typing import ClassVar
 
 from pydantic import AwareDatetime, Field
 
-from schemas.events.base import Event, RecordReference, TurnType
+from schemas.events.base import Event, RecordReference, RolloutPosition, TurnType
 
 
 class TurnIndexEvent(Event):
     """What a gateway must know of a turn to recognise the request that follows it.
 
-    Holds keyed hashes (HMAC-SHA256 in hexadecimal), never text: who reads the index learns nothing of what was said.
+    Holds keyed hashes (truncated HMAC-SHA256 in hexadecimal), never text: who reads the index learns nothing of what was said.
     """
 
     event_type: ClassVar[str] = "clawstream.turn-index"
@@ -32,15 +32,17 @@ class TurnIndexEvent(Event):
     response_id: str = Field(min_length=1)
     """The OpenAI response id."""
     answer_key: str = Field(min_length=1)
-    """Keyed hash of principal and canonical answer."""
+    """Keyed hash of principal and canonical answer: 32 hexadecimal characters."""
     ancestor_answer_keys: list[str] = Field(default=[])
     """Answer keys of the ancestors, nearest first, at most 16."""
     message_keys: list[str] = Field(default=[])
-    """Keyed hashes of the request's normalised user and tool messages, in order, the newest 64."""
+    """Keyed hashes of the request's normalised user and tool messages, in order, the newest 64, 16 characters each."""
     session_hint: str | None = None
     """Keyed hash of the session hint that the client sent, if any."""
     trace_id: str | None = None
     """W3C trace id of the request, if any."""
+    rollout: RolloutPosition | None = None
+    """Copied from the turn, so that its next states can carry it."""
     turn_ref: RecordReference
     """Where the turn is on the log."""
     created_at: AwareDatetime

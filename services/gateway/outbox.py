@@ -1,0 +1,378 @@
+"""The bounded outbox on disk that stands between a reply and the log.
+
+An entry that was appended survives the process and the machine. Appends are committed in groups: one thread writes
+whatever waits and syncs once for all of it, so that a hundred concurrent answers cost one sync. Entries are numbered
+without gaps. They leave when the drain releases them.
+"""
+
+import fcntl
+import os
+import threading
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clawstream.durable_files import replace_file, sync_directory
+from clawstream.errors import OutboxError, OutboxFull
+from services.gateway.outbox_segments import (
+    FRAME_HEADER_BYTES,
+    SEGMENT_HEADER_BYTES,
+    frame,
+    list_segments,
+    read_frames,
+    scan_segment,
+    segment_header,
+    segment_path,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxEntry:
+    """One durable entry."""
+
+    sequence: int
+    payload: bytes
+
+
+@dataclass(slots=True)
+class _Segment:
+    first_sequence: int
+    path: Path
+    size_bytes: int = SEGMENT_HEADER_BYTES
+    """Length of the synced part of the file."""
+    offsets: "array[int]" = field(default_factory=lambda: array("Q"))
+    """File offset of each entry."""
+
+    @property
+    def next_sequence(self) -> int:
+        return self.first_sequence + len(self.offsets)
+
+    def end_of(self, index: int) -> int:
+        """File offset after the entry at `index`."""
+        return self.offsets[index + 1] if index + 1 < len(self.offsets) else self.size_bytes
+
+    def bytes_from(self, sequence: int) -> int:
+        """Bytes of the entries from `sequence` on."""
+        index = max(0, sequence - self.first_sequence)
+        return self.size_bytes - self.offsets[index] if index < len(self.offsets) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    frames: list[bytes]
+    future: "Future[int]"
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(one) for one in self.frames)
+
+
+class Outbox:
+    """Append and read are thread-safe. One process at a time owns the directory."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        max_bytes: int,
+        segment_bytes: int,
+        new_id: Callable[[], str],
+        sync: Callable[[int], None] = os.fdatasync,
+    ) -> None:
+        """Opens the outbox, or makes one, and recovers what it holds.
+
+        `max_bytes` bounds what waits for the log, `segment_bytes` is when a new file is begun, `sync` makes a file
+        descriptor's content durable. Raises OutboxError when another process has it open or a file is damaged.
+        """
+        self._directory = directory
+        self._max_bytes = max_bytes
+        self._segment_bytes = segment_bytes
+        self._sync = sync
+        directory.mkdir(parents=True, exist_ok=True)
+        self._lock_descriptor = self._locked()
+        self._state = threading.Condition()
+        self._waiting: list[_Waiting] = []
+        self._waiting_bytes = 0
+        self._closing = False
+        self._broken: str | None = None
+        self.outbox_id = self._identity(new_id)
+        """Identity of this outbox: a new disk has a new one."""
+        self.torn_bytes = 0
+        """What a crash had left of an unfinished append; cut off."""
+        self._segments = self._recover()
+        self._released = self._segments[0].first_sequence
+        self._descriptor = os.open(self._segments[-1].path, os.O_WRONLY)
+        self._thread = threading.Thread(target=self._write_loop, name="outbox-writer", daemon=True)
+        self._thread.start()
+
+    # ---- appending
+
+    def submit(self, payloads: Sequence[bytes]) -> "Future[int]":
+        """Queues entries, in order and without others between. The result, once they are durable, is the first's number.
+
+        Raises OutboxFull when they would exceed the bound, and OutboxError after `close` or when the disk failed. The
+        future raises OutboxError when the disk refuses them; then none of them is in the outbox.
+        """
+        if not payloads:
+            raise ValueError("there must be an entry to append")
+        waiting = _Waiting(frames=[frame(payload) for payload in payloads], future=Future())
+        waiting.future.set_running_or_notify_cancel()  # A waiter that gives up must not disturb the writer.
+        with self._state:
+            if self._closing or self._broken is not None:
+                raise OutboxError(f"outbox {self._directory}: {self._broken or 'closed'}")
+            held = self._undrained_bytes() + self._waiting_bytes
+            if held + waiting.size_bytes > self._max_bytes:
+                raise OutboxFull(
+                    f"outbox {self._directory} holds {held} of {self._max_bytes} bytes; it empties when the log is back"
+                )
+            self._waiting.append(waiting)
+            self._waiting_bytes += waiting.size_bytes
+            self._state.notify_all()
+        return waiting.future
+
+    def close(self) -> None:
+        """Makes durable what was submitted, then ends. May be called twice."""
+        with self._state:
+            if self._closing:
+                return
+            self._closing = True
+            self._state.notify_all()
+        self._thread.join()
+        os.close(self._descriptor)
+        os.close(self._lock_descriptor)
+
+    # ---- draining
+
+    @property
+    def first_sequence(self) -> int:
+        """The oldest entry that is still held (or would be, for an empty outbox)."""
+        with self._state:
+            return max(self._released, self._segments[0].first_sequence)
+
+    @property
+    def next_sequence(self) -> int:
+        """The number that the next durable entry will get."""
+        with self._state:
+            return self._segments[-1].next_sequence
+
+    @property
+    def undrained_entries(self) -> int:
+        """Durable entries that were not released."""
+        with self._state:
+            return self._segments[-1].next_sequence - self._released
+
+    @property
+    def undrained_bytes(self) -> int:
+        """Bytes of those entries."""
+        with self._state:
+            return self._undrained_bytes()
+
+    def wait_for(self, sequence: int, timeout_seconds: float) -> bool:
+        """Whether entry `sequence` is durable, waiting for it if need be."""
+        with self._state:
+            return self._state.wait_for(
+                lambda: self._closing or self._segments[-1].next_sequence > sequence, timeout_seconds
+            ) and (self._segments[-1].next_sequence > sequence)
+
+    def read(self, sequence: int, *, max_entries: int, max_bytes: int) -> list[OutboxEntry]:
+        """Durable entries from `sequence` on: at least one if there is one, else within both limits.
+
+        Raises OutboxError when `sequence` was released, or when the file changed under us.
+        """
+        entries: list[OutboxEntry] = []
+        size = 0
+        while len(entries) < max_entries:
+            location = self._locate(sequence, max_entries - len(entries), max(0, max_bytes - size), first=not entries)
+            if location is None:
+                break
+            path, start, end, count = location
+            payloads = self._read_payloads(path, start, end)
+            if len(payloads) != count:
+                raise OutboxError(f"{path}: entry {sequence + len(payloads)} is damaged; restore the file or move it away")
+            for payload in payloads:
+                entries.append(OutboxEntry(sequence=sequence, payload=payload))
+                sequence += 1
+            size += end - start
+        return entries
+
+    def replay(self) -> Iterator[OutboxEntry]:
+        """All durable entries that are still on disk, drained or not."""
+        sequence = self.first_sequence
+        while batch := self.read(sequence, max_entries=64, max_bytes=4 * 1024 * 1024):
+            yield from batch
+            sequence = batch[-1].sequence + 1
+
+    def release(self, below_sequence: int) -> None:
+        """Entries before `below_sequence` are on the log: files that hold nothing else are removed."""
+        removed: list[Path] = []
+        with self._state:
+            self._released = max(self._released, below_sequence)
+            while len(self._segments) > 1 and self._segments[1].first_sequence <= self._released:
+                removed.append(self._segments.pop(0).path)
+        for path in removed:
+            path.unlink(missing_ok=True)
+        if removed:
+            sync_directory(self._directory)
+
+    def _locate(
+        self, sequence: int, max_entries: int, max_bytes: int, *, first: bool
+    ) -> tuple[Path, int, int, int] | None:
+        """File, byte range and number of the entries from `sequence` on that lie in one segment."""
+        with self._state:
+            if sequence < self._segments[0].first_sequence:
+                raise OutboxError(f"outbox {self._directory}: entry {sequence} was released")
+            at = bisect_right(self._segments, sequence, key=lambda segment: segment.first_sequence) - 1
+            segment = self._segments[at]
+            index = sequence - segment.first_sequence
+            if index >= len(segment.offsets):
+                return None
+            start = segment.offsets[index]
+            last = index + 1 if first else index
+            while last < min(index + max_entries, len(segment.offsets)) and segment.end_of(last) - start <= max_bytes:
+                last += 1
+            if last == index:
+                return None
+            return segment.path, start, segment.end_of(last - 1), last - index
+
+    @staticmethod
+    def _read_payloads(path: Path, start: int, end: int) -> list[bytes]:
+        with path.open("rb") as file:
+            file.seek(start)
+            content = file.read(end - start)
+        return [payload for payload, _ in read_frames(content, 0)]
+
+    def _undrained_bytes(self) -> int:
+        return sum(segment.bytes_from(self._released) for segment in self._segments)
+
+    # ---- opening
+
+    def _locked(self) -> int:
+        descriptor = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            raise OutboxError(
+                f"outbox {self._directory} is used by another process; give every gateway a name of its own"
+            ) from error
+        return descriptor
+
+    def _identity(self, new_id: Callable[[], str]) -> str:
+        file = self._directory / "identity"
+        if not file.exists():
+            replace_file(file, new_id().encode())
+        return file.read_text(encoding="ascii")
+
+    def _recover(self) -> list[_Segment]:
+        found = list_segments(self._directory)
+        segments: list[_Segment] = []
+        for number, (first_sequence, path) in enumerate(found):
+            content = scan_segment(path, first_sequence)
+            is_last = number == len(found) - 1
+            if segments and segments[-1].next_sequence != first_sequence:
+                raise OutboxError(f"{path}: entry {segments[-1].next_sequence} is missing before it")
+            if content.valid_bytes != content.file_bytes:
+                if not is_last:
+                    raise OutboxError(
+                        f"{path}: damaged at byte {content.valid_bytes}; acknowledged turns follow: restore the file, or "
+                        "move the folder away to go on without them"
+                    )
+                self.torn_bytes = content.file_bytes - content.valid_bytes
+            segment = _Segment(first_sequence=first_sequence, path=path)
+            for payload in content.payloads:
+                segment.offsets.append(segment.size_bytes)
+                segment.size_bytes += FRAME_HEADER_BYTES + len(payload)
+            if is_last and (content.valid_bytes != content.file_bytes or content.valid_bytes == 0):
+                _cut(path, segment.size_bytes, segment_header(first_sequence))
+            segments.append(segment)
+        if not segments:
+            segments.append(self._new_segment(0))
+        sync_directory(self._directory)
+        return segments
+
+    def _new_segment(self, first_sequence: int) -> _Segment:
+        path = segment_path(self._directory, first_sequence)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            _write_at(descriptor, segment_header(first_sequence), 0)
+            self._sync(descriptor)
+        finally:
+            os.close(descriptor)
+        sync_directory(self._directory)
+        return _Segment(first_sequence=first_sequence, path=path)
+
+    # ---- the writer thread
+
+    def _write_loop(self) -> None:
+        while True:
+            with self._state:
+                self._state.wait_for(lambda: self._waiting or self._closing)
+                group, self._waiting = self._waiting, []
+            if not group:
+                return
+            try:
+                self._write_group(group)
+            except OSError as error:
+                self._undo(group, error)
+
+    def _write_group(self, group: Sequence[_Waiting]) -> None:
+        segment = self._segments[-1]
+        if segment.size_bytes >= self._segment_bytes and segment.offsets:
+            segment = self._new_segment(segment.next_sequence)
+            descriptor = os.open(segment.path, os.O_WRONLY)
+            os.close(self._descriptor)
+            self._descriptor = descriptor
+            with self._state:
+                self._segments.append(segment)
+        frames = [one for waiting in group for one in waiting.frames]
+        _write_at(self._descriptor, b"".join(frames), segment.size_bytes)
+        self._sync(self._descriptor)
+        firsts: list[int] = []
+        with self._state:
+            for waiting in group:
+                firsts.append(segment.next_sequence)
+                for one in waiting.frames:
+                    segment.offsets.append(segment.size_bytes)
+                    segment.size_bytes += len(one)
+                self._waiting_bytes -= waiting.size_bytes
+            self._state.notify_all()
+        for waiting, first in zip(group, firsts, strict=True):
+            waiting.future.set_result(first)
+
+    def _undo(self, group: Sequence[_Waiting], error: OSError) -> None:
+        """The disk refused: nothing of the group stays behind, or no append is accepted any more."""
+        reason = f"the disk refused a write: {error}"
+        try:
+            os.ftruncate(self._descriptor, self._segments[-1].size_bytes)
+            self._sync(self._descriptor)
+        except OSError as second:
+            reason = f"{reason}, and then to undo it: {second}"
+            with self._state:
+                self._broken = reason
+        with self._state:
+            self._waiting_bytes -= sum(waiting.size_bytes for waiting in group)
+            self._state.notify_all()
+        for waiting in group:
+            waiting.future.set_exception(OutboxError(f"outbox {self._directory}: {reason}"))
+
+
+def _write_at(descriptor: int, content: bytes, offset: int) -> None:
+    view = memoryview(content)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view = view[written:]
+        offset += written
+
+
+def _cut(path: Path, length: int, header: bytes) -> None:
+    """Leaves the first `length` bytes, with a whole header, and syncs."""
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        _write_at(descriptor, header, 0)
+        os.ftruncate(descriptor, length)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,181 @@
+"""The turn index on disk: a fold of the turn-index topic into one SQLite file.
+
+Entries and the offsets up to which the topic was read are written in one transaction, so that a crash repeats a read
+and never skips one. SQLite's page cache is the bounded cache in memory.
+"""
+
+import sqlite3
+import threading
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from schemas.events import TurnIndexEvent
+from services.gateway.known_turn import KnownTurn
+
+_FORMAT: Final = 1
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS turns (
+    turn_id TEXT PRIMARY KEY,
+    answer_key TEXT NOT NULL,
+    principal TEXT NOT NULL,
+    response_id TEXT NOT NULL,
+    session_id TEXT NOT NULL,
+    parent_turn_id TEXT,
+    session_hint TEXT,
+    is_main INTEGER NOT NULL,
+    own INTEGER NOT NULL,
+    ended INTEGER NOT NULL DEFAULT 0,
+    created_at REAL NOT NULL,
+    entry BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS by_answer ON turns (answer_key, created_at);
+CREATE INDEX IF NOT EXISTS by_response ON turns (response_id);
+CREATE INDEX IF NOT EXISTS by_session ON turns (session_id, created_at);
+CREATE INDEX IF NOT EXISTS by_parent ON turns (parent_turn_id) WHERE parent_turn_id IS NOT NULL;
+CREATE INDEX IF NOT EXISTS by_hint ON turns (session_hint, created_at) WHERE session_hint IS NOT NULL;
+CREATE INDEX IF NOT EXISTS by_age ON turns (created_at);
+CREATE TABLE IF NOT EXISTS positions (partition INTEGER PRIMARY KEY, next_offset INTEGER NOT NULL);
+"""
+_MAX_CANDIDATES = 64
+_MAX_OF_SESSION = 32
+
+
+class TurnIndexStore:
+    """Thread-safe: one connection writes, one reads, and write-ahead logging keeps them apart."""
+
+    def __init__(self, file: Path, *, cache_bytes: int) -> None:
+        """Opens or makes the file. One of another format is emptied: the topic holds all of it."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._write_lock = threading.Lock()
+        self._read_lock = threading.Lock()
+        self._writer = self._connect(file, cache_bytes)
+        if self._writer.execute("PRAGMA user_version").fetchone()[0] not in (0, _FORMAT):
+            self._writer.execute("DROP TABLE IF EXISTS turns")
+            self._writer.execute("DROP TABLE IF EXISTS positions")
+        self._writer.executescript(_SCHEMA)
+        self._writer.execute(f"PRAGMA user_version = {_FORMAT}")
+        self._reader = self._connect(file, cache_bytes)
+        self._reader.execute("PRAGMA query_only = ON")
+
+    def close(self) -> None:
+        """Closes both connections."""
+        with self._write_lock, self._read_lock:
+            self._writer.close()
+            self._reader.close()
+
+    # ---- writing
+
+    def fold(self, turns: Sequence[tuple[KnownTurn, bool]], positions: Mapping[int, int]) -> None:
+        """Adds turns (with whether this gateway served them) and moves the offsets, in one transaction."""
+        rows = [
+            (
+                turn.turn_id,
+                turn.answer_key,
+                turn.principal,
+                turn.response_id,
+                turn.session_id,
+                turn.parent_turn_id,
+                turn.session_hint,
+                turn.is_main,
+                own,
+                turn.created_at.timestamp(),
+                orjson.dumps(turn.to_event().model_dump(mode="json")),
+            )
+            for turn, own in turns
+        ]
+        with self._write_lock, self._writer:
+            self._writer.execute("BEGIN IMMEDIATE")
+            self._writer.executemany(
+                "INSERT INTO turns (turn_id, answer_key, principal, response_id, session_id, parent_turn_id,"
+                " session_hint, is_main, own, created_at, entry) VALUES (?,?,?,?,?,?,?,?,?,?,?)"
+                " ON CONFLICT (turn_id) DO UPDATE SET entry = excluded.entry",
+                rows,
+            )
+            self._writer.executemany("INSERT OR REPLACE INTO positions VALUES (?, ?)", list(positions.items()))
+
+    def mark_ended(self, turn_ids: Sequence[str]) -> None:
+        """Remembers that these turns were given a next state of kind `session_end`."""
+        with self._write_lock, self._writer:
+            self._writer.executemany("UPDATE turns SET ended = 1 WHERE turn_id = ?", [(one,) for one in turn_ids])
+
+    def forget_before(self, moment: datetime) -> int:
+        """Removes turns that were created before `moment`, as the topic's retention does. Returns how many."""
+        with self._write_lock, self._writer:
+            return self._writer.execute("DELETE FROM turns WHERE created_at < ?", (moment.timestamp(),)).rowcount
+
+    def reset(self) -> None:
+        """Empties the index: the topic is not the one that was read before."""
+        with self._write_lock, self._writer:
+            self._writer.execute("DELETE FROM turns")
+            self._writer.execute("DELETE FROM positions")
+
+    # ---- reading
+
+    def positions(self) -> dict[int, int]:
+        """The next offset to read of every partition that was read."""
+        return {int(row[0]): int(row[1]) for row in self._rows("SELECT partition, next_offset FROM positions", ())}
+
+    def count(self) -> int:
+        """Number of turns."""
+        return int(self._rows("SELECT count(*) FROM turns", ())[0][0])
+
+    def by_answer(self, answer_key: str, session_id: str | None) -> list[KnownTurn]:
+        """Turns that gave an answer, newest first; those of `session_id` are never crowded out."""
+        turns = self._turns("answer_key = ? ORDER BY created_at DESC", (answer_key,), _MAX_CANDIDATES)
+        if session_id is not None and len(turns) == _MAX_CANDIDATES:
+            known = {turn.turn_id for turn in turns}
+            where = "answer_key = ? AND session_id = ? ORDER BY created_at DESC"
+            of_session = self._turns(where, (answer_key, session_id), _MAX_OF_SESSION)
+            turns += [turn for turn in of_session if turn.turn_id not in known]
+        return turns
+
+    def by_session(self, principal: str, session_id: str) -> list[KnownTurn]:
+        """Newest turns of a principal's session."""
+        where = "session_id = ? AND principal = ? ORDER BY created_at DESC"
+        return self._turns(where, (session_id, principal), _MAX_OF_SESSION)
+
+    def by_hint(self, hint_key: str) -> list[KnownTurn]:
+        """Newest turns with a hint."""
+        return self._turns("session_hint = ? ORDER BY created_at DESC", (hint_key,), _MAX_OF_SESSION)
+
+    def children_of(self, turn_id: str) -> list[KnownTurn]:
+        """Newest children of a turn."""
+        return self._turns("parent_turn_id = ? ORDER BY created_at DESC", (turn_id,), _MAX_OF_SESSION)
+
+    def by_response(self, response_id: str) -> list[KnownTurn]:
+        """Turns with a response id (one, unless something minted it twice)."""
+        return self._turns("response_id = ? ORDER BY created_at DESC", (response_id,), _MAX_OF_SESSION)
+
+    def by_turn(self, turn_id: str) -> KnownTurn | None:
+        """One turn."""
+        return next(iter(self._turns("turn_id = ?", (turn_id,), 1)), None)
+
+    def unfinished(self) -> list[KnownTurn]:
+        """Main turns that this gateway served, that have no child and were not ended: oldest first."""
+        where = (
+            "own = 1 AND is_main = 1 AND ended = 0 AND NOT EXISTS"
+            " (SELECT 1 FROM turns AS child WHERE child.parent_turn_id = turns.turn_id AND child.is_main = 1)"
+            " ORDER BY created_at"
+        )
+        return self._turns(where, (), -1)
+
+    def _turns(self, where: str, values: tuple[Any, ...], limit: int) -> list[KnownTurn]:
+        rows = self._rows(f"SELECT entry FROM turns WHERE {where} LIMIT ?", (*values, limit))
+        return [KnownTurn.from_event(TurnIndexEvent.model_validate_json(row[0])) for row in rows]
+
+    def _rows(self, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        with self._read_lock:
+            return self._reader.execute(query, values).fetchall()
+
+    @staticmethod
+    def _connect(file: Path, cache_bytes: int) -> sqlite3.Connection:
+        connection = sqlite3.connect(file, check_same_thread=False, isolation_level=None, timeout=30.0)
+        connection.execute("PRAGMA journal_mode = WAL")
+        # The topic is the truth: after a power cut the last transactions are simply read again.
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute(f"PRAGMA cache_size = -{max(64, cache_bytes // 2048)}")
+        return connection
