@@ -33,6 +33,7 @@ GaugeName = Literal[
     "batch_have",
     "batch_need",
     "weight_version",
+    "train_step",
     "train_metric",
 ]
 HistogramName = Literal[
@@ -44,6 +45,7 @@ HistogramName = Literal[
     "model_call_seconds",
     "train_step_seconds",
     "publish_seconds",
+    "checkpoint_seconds",
 ]
 
 
@@ -80,7 +82,8 @@ GAUGES: Final[dict[GaugeName, MetricDefinition]] = {
     "batch_have": MetricDefinition("Effective samples waiting for the next step."),
     "batch_need": MetricDefinition("Effective samples that close a batch."),
     "weight_version": MetricDefinition("Newest published weight version."),
-    "train_metric": MetricDefinition("Measurements of the last training step.", ("name",)),
+    "train_step": MetricDefinition("Steps that the trainer has made."),
+    "train_metric": MetricDefinition("Measurements of the last training step.", ("measurement",)),
 }
 HISTOGRAMS: Final[dict[HistogramName, MetricDefinition]] = {
     "first_token_seconds": MetricDefinition("Request to first token."),
@@ -91,6 +94,7 @@ HISTOGRAMS: Final[dict[HistogramName, MetricDefinition]] = {
     "model_call_seconds": MetricDefinition("One call to a judge or teacher model."),
     "train_step_seconds": MetricDefinition("One training step."),
     "publish_seconds": MetricDefinition("Exporting and publishing one version."),
+    "checkpoint_seconds": MetricDefinition("Writing one checkpoint."),
 }
 
 

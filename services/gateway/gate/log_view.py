@@ -59,13 +59,11 @@ class LogView:
         try:
             ends = self._assign(reader, positions)
             while not self._stop.is_set():
+                # Not the last record's offset: transaction markers take offsets too.
+                positions.update((each, reader.position(each) or positions[each]) for each in self._partitions)
                 is_caught_up = all(positions[partition] >= end for partition, end in ends.items())
                 self._in_loop(self._positions_moved, dict(positions), is_caught_up)
-                records: list[Record] = []
-                while not records and not self._stop.is_set():
-                    records = reader.consume(_MAX_RECORDS, _POLL_SECONDS)
-                for record in records:
-                    positions[record.topic_partition] = record.offset + 1
+                records = reader.consume(_MAX_RECORDS, _POLL_SECONDS)
                 self._in_loop(self._deliver, records)
         finally:
             reader.close()

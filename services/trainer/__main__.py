@@ -1,0 +1,204 @@
+# pyright: basic
+# Reason: starts torch and Megatron, which are untyped.
+"""`python -m services.trainer --config clawstream.toml --process trainer`, alone or under torchrun."""
+
+import argparse
+import fcntl
+import os
+import signal
+import sys
+import threading
+import uuid
+from pathlib import Path
+
+import torch
+
+from clawstream.bus.kafka import KafkaBus
+from clawstream.clock import SystemClock
+from clawstream.errors import BusError, ClawstreamError, FatalBusError, Fenced, SettingsError
+from clawstream.log import Logger, configure_logging
+from clawstream.metrics import Metrics
+from clawstream.operations_server import OperationsServer
+from clawstream.settings import load_settings
+from clawstream.weights.manifest import verify
+from services.trainer.algorithms.base import load_algorithm
+from services.trainer.assembly import Surroundings, Trainer, trainer_history
+from services.trainer.batch_archive import BatchArchive
+from services.trainer.checkpoint import CheckpointStore
+from services.trainer.disk_store import DiskStore
+from services.trainer.engine import cpu_platform
+from services.trainer.engine.optimizer import OptimizerSettings
+from services.trainer.engine.parallel import ParallelLayout
+from services.trainer.history import History
+from services.trainer.policy import PolicyTrainer
+from services.trainer.progress import Progress
+from services.trainer.progress_report import ProgressReport
+from services.trainer.publish import WeightStore
+from services.trainer.ranks import RankChannel, RankedPolicy, follow
+from services.trainer.resume import first_progress
+from services.trainer.settings import TrainerSettings
+
+_RETRY_SECONDS = 3.0
+
+
+def main() -> int:
+    """Returns the process's exit status."""
+    parser = argparse.ArgumentParser(prog="python -m services.trainer", description="Trains the policy from samples.")
+    parser.add_argument("--config", type=Path, default=None, help="the TOML file")
+    parser.add_argument("--process", default=None, help="entry of [[processes]] that this is")
+    arguments = parser.parse_args()
+    try:
+        settings = load_settings(
+            TrainerSettings,
+            section="trainer",
+            file=arguments.config,
+            process=arguments.process,
+            environment=os.environ,
+        )
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    logger = configure_logging(settings.log, process=settings.name)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        run(settings, stop, logger)
+    except ClawstreamError as error:
+        logger.error("the trainer ends", error=str(error), kind=type(error).__name__)
+        return 1
+    return 0
+
+
+def run(settings: TrainerSettings, stop: threading.Event, logger: Logger) -> None:
+    """Trains until `stop`. Raises ClawstreamError for what a restart may mend."""
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    layout = ParallelLayout.start(tensor_parallel_size=settings.tensor_parallel_size, seed=settings.seed)
+    cpu_platform.enable_fast_exact_matmul()
+    optimizer = settings.optimizer
+    policy_trainer = PolicyTrainer(
+        layout,
+        load_algorithm(settings.algorithm.factory, settings.algorithm.options),
+        optimizer_settings=OptimizerSettings(
+            optimizer.beta1,
+            optimizer.beta2,
+            optimizer.epsilon,
+            optimizer.weight_decay,
+            optimizer.max_gradient_norm,
+        ),
+        tokens_per_micro_batch=settings.tokens_per_micro_batch,
+        dtype=getattr(torch, settings.dtype),
+    )
+    channel = RankChannel(layout)
+    try:
+        if layout.rank == 0:
+            policy = RankedPolicy(policy_trainer, channel)
+            lead(settings, policy, stop, logger)
+            policy.close()
+        else:
+            follow(policy_trainer, channel)
+    finally:
+        ParallelLayout.stop()
+
+
+def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event, logger: Logger) -> None:
+    """The first rank: the only one that knows of Kafka."""
+    root = settings.data_directory / "trainer" / settings.policy
+    root.mkdir(parents=True, exist_ok=True)
+    metrics = Metrics()
+    report = ProgressReport(
+        need=settings.batch_size, interval_seconds=settings.progress_seconds, metrics=metrics, logger=logger
+    )
+    is_ready = threading.Event()
+    operations = OperationsServer(
+        settings.operations_host,
+        settings.operations_port,
+        metrics=metrics,
+        ready=is_ready.is_set,
+        status=report.status,
+    )
+    with (root / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise SettingsError(
+                f"another trainer uses {root}; two of them would train the same samples twice: stop one"
+            ) from error
+        logger.info("starts", operations_port=operations.port, data=str(root))
+        around = Surroundings(
+            KafkaBus(settings.kafka, client_id=settings.name), SystemClock(), metrics, logger, report, stop
+        )
+        checkpoints = CheckpointStore(
+            root / "checkpoints",
+            keep=settings.checkpoints_keep,
+            on_rejected=lambda directory, reason: logger.error("a checkpoint is passed over", reason=reason),
+        )
+        weights = WeightStore(settings.weights_directory or settings.data_directory / "weights", settings.policy)
+        trainer = Trainer(
+            settings,
+            around,
+            policy=policy,
+            store=DiskStore(checkpoints, weights, settings.model),
+            archive=BatchArchive(root / "batches", keep=settings.batches_keep),
+        )
+        history = _history_when_there_is_a_broker(settings, around, policy)
+        if history is None:
+            return
+        checkpoint = checkpoints.latest_good()
+        if checkpoint is not None:
+            policy.open(settings.model, checkpoint.directory)
+            progress = Progress.from_document(checkpoint.progress)
+            logger.info("resumes", step=progress.step, weight_version=progress.weight_version)
+        else:
+            start_version, directory = _weights_to_start_from(settings, history, weights, logger)
+            policy.open(directory, None)
+            progress = first_progress(
+                history, weights.versions(), lineage=str(uuid.uuid4()), start_version=start_version
+            )
+        try:
+            loop = trainer.begin(progress, is_new=checkpoint is None)
+            is_ready.set()
+            loop.run(stop)
+        finally:
+            trainer.close()
+            operations.close()
+    logger.info("ended")
+
+
+def _history_when_there_is_a_broker(
+    settings: TrainerSettings, around: Surroundings, policy: RankedPolicy
+) -> History | None:
+    """Waits, with a line every few seconds; None when the process is to end."""
+    while not around.stop.is_set():
+        try:
+            return trainer_history(settings, around.bus)
+        except (Fenced, FatalBusError):
+            raise
+        except BusError as error:
+            around.logger.warning("waits for the broker", error=str(error), servers=settings.kafka.bootstrap_servers)
+            policy.keep_alive()
+            around.stop.wait(_RETRY_SECONDS)
+    return None
+
+
+def _weights_to_start_from(
+    settings: TrainerSettings, history: History, weights: WeightStore, logger: Logger
+) -> tuple[int, Path]:
+    """Without a checkpoint: the version in service if its files are whole, else the base model."""
+    version = history.pointer_version
+    event = history.versions.get(version) if version else None
+    if version and event is not None:
+        directory = weights.directory_of(version)
+        try:
+            verify(directory, event.manifest_sha256)
+        except ClawstreamError as error:
+            logger.error("the version in service cannot be trained on; starting from the base model", error=str(error))
+        else:
+            logger.warning("no checkpoint: training goes on from the version in service", version=version)
+            return version, directory
+    return 0, settings.model
+
+
+if __name__ == "__main__":
+    sys.exit(main())

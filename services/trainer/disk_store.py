@@ -1,0 +1,51 @@
+# pyright: basic
+# Reason: hands torch snapshots on to stores that are written in torch.
+"""`services.trainer.ports.Store` on a file system."""
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from services.trainer.checkpoint import CheckpointStore
+from services.trainer.policy import PolicySnapshot
+from services.trainer.publish import WeightStore
+
+
+class DiskStore:
+    """Checkpoints and published weights of one policy."""
+
+    def __init__(self, checkpoints: CheckpointStore, weights: WeightStore, base_directory: Path) -> None:
+        """`base_directory` gives published versions their configuration and tokenizer files."""
+        self._checkpoints = checkpoints
+        self._weights = weights
+        self._base_directory = base_directory
+
+    def save_checkpoint(self, snapshot: PolicySnapshot, progress: dict[str, Any], step: int) -> None:
+        self._checkpoints.save(snapshot, progress, step)
+
+    def publish(
+        self,
+        snapshot: PolicySnapshot,
+        *,
+        weight_version: int,
+        base_version: int | None,
+        lineage: str,
+        train_step_id: str | None,
+        created_at: datetime,
+    ) -> tuple[Path, str]:
+        published = self._weights.publish(
+            snapshot,
+            self._base_directory,
+            weight_version=weight_version,
+            base_version=base_version,
+            lineage=lineage,
+            train_step_id=train_step_id,
+            created_at=created_at,
+        )
+        return published.directory, published.manifest_sha256
+
+    def versions(self) -> list[int]:
+        return self._weights.versions()
+
+    def delete(self, weight_version: int) -> None:
+        self._weights.delete(weight_version)

@@ -1,0 +1,83 @@
+"""What the log already knows of a policy when its trainer starts: versions, pointer and the last steps."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from clawstream.bus.interface import Bus, Record, TopicPartition
+from clawstream.codec import decode
+from clawstream.errors import BrokerUnavailable
+from schemas.events import TrainStepEvent, WeightPointerEvent, WeightVersionEvent
+
+_STEPS_READ_BACK = 200
+"""Offsets of `train-steps` that are read at the start: more than a checkpoint can leave unannounced."""
+_MAX_RECORDS = 500
+_WAIT_SECONDS = 0.5
+_MAX_SILENT_POLLS = 20
+
+
+@dataclass(slots=True)
+class History:
+    """A fold over `weights` and the end of `train-steps`, for one policy."""
+
+    policy: str
+    versions: dict[int, WeightVersionEvent] = field(default_factory=dict[int, WeightVersionEvent])
+    """Published and not removed."""
+    newest_number: int = -1
+    """The highest number that was ever published, removed ones included; -1 when there is none."""
+    pointer_version: int | None = None
+    """What should be in service."""
+    steps: dict[str, TrainStepEvent] = field(default_factory=dict[str, TrainStepEvent])
+    """The last steps by id."""
+
+    def apply(self, record: Record) -> None:
+        """Takes in a record of either topic. Raises DecodeError."""
+        key = (record.key or b"").decode(errors="replace")
+        policy, _, number = key.rpartition("/")
+        if policy == self.policy and number.isdecimal():
+            self.newest_number = max(self.newest_number, int(number))
+            if record.value is None:
+                self.versions.pop(int(number), None)
+        if record.value is None:
+            return
+        event = decode(record)
+        if isinstance(event, WeightVersionEvent) and event.policy == self.policy:
+            self.versions[event.weight_version] = event
+        elif isinstance(event, WeightPointerEvent) and event.policy == self.policy:
+            self.pointer_version = event.weight_version
+            self.newest_number = max(self.newest_number, event.weight_version)
+        elif isinstance(event, TrainStepEvent) and event.policy == self.policy:
+            self.steps[event.train_step_id] = event
+
+    def is_ahead_of(self, lineage: str, step: int, newest_version: int) -> bool:
+        """Whether this lineage got further than a checkpoint knows: the checkpoints after it were lost."""
+        return any(event.lineage == lineage and event.step > step for event in self.steps.values()) or any(
+            event.lineage == lineage and number > newest_version for number, event in self.versions.items()
+        )
+
+
+def read_history(bus: Bus, *, weights_topic: str, train_steps_topic: str, policy: str) -> History:
+    """Reads both topics up to their ends as they are now. Raises BusError, and DecodeError for a foreign record."""
+    history = History(policy)
+    for record in _records(bus, TopicPartition(weights_topic, 0), None):
+        history.apply(record)
+    for record in _records(bus, TopicPartition(train_steps_topic, 0), _STEPS_READ_BACK):
+        history.apply(record)
+    return history
+
+
+def _records(bus: Bus, partition: TopicPartition, last_offsets: int | None) -> Iterator[Record]:
+    reader = bus.reader()
+    try:
+        first, end = reader.watermarks(partition)
+        position = first if last_offsets is None else max(first, end - last_offsets)
+        reader.assign({partition: position})
+        silent_polls = 0
+        while position < end:
+            records = reader.consume(_MAX_RECORDS, _WAIT_SECONDS)
+            yield from records
+            position = reader.position(partition) or position
+            silent_polls = 0 if records else silent_polls + 1
+            if silent_polls > _MAX_SILENT_POLLS:
+                raise BrokerUnavailable(f"{partition} could not be read from {position} up to {end}")
+    finally:
+        reader.close()

@@ -1,0 +1,242 @@
+"""The training loop: read, close a batch, train, hand over to be finished, go on reading.
+
+Crash consistency rests on three things. What a step took out of the batcher is in its checkpoint's progress; nothing
+is announced that is not in a checkpoint; and ids, numbers and artefacts follow from the progress, so that what a crash
+left unannounced is announced the same when the trainer starts again.
+"""
+
+import math
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clawstream.clock import Clock
+from clawstream.log import Logger
+from clawstream.metrics import Metrics
+from schemas.events.train_step import DroppedSample, DropReason
+from services.trainer.batch_archive import ArchivedBatch
+from services.trainer.batcher import Batcher, ClosedBatch, TurnLedger
+from services.trainer.events import train_step_event
+from services.trainer.finisher import FinishedStep, Finisher
+from services.trainer.learning_rate import LearningRateSchedule
+from services.trainer.ports import Archive, Policy
+from services.trainer.progress import Progress, waiting_samples
+from services.trainer.progress_report import ProgressReport
+from services.trainer.reader import SampleReader
+from services.trainer.sample import StepResult
+
+NO_SAMPLES = "no_samples"
+"""`unchanged_reason` of a step that only lists drops."""
+_KEEP_ALIVE_SECONDS = 30.0
+_SECONDS_PER_DAY = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """What the loop itself needs to know."""
+
+    policy_name: str
+    checkpoint_every_steps: int
+    trained_retention_days: float
+    poll_seconds: float = 0.2
+
+
+class TrainerLoop:
+    """Runs on the main thread of the first rank."""
+
+    def __init__(
+        self,
+        settings: LoopSettings,
+        *,
+        progress: Progress,
+        ledger: TurnLedger,
+        policy: Policy,
+        schedule: LearningRateSchedule,
+        reader: SampleReader,
+        batcher: Batcher,
+        archive: Archive,
+        finisher: Finisher,
+        report: ProgressReport,
+        clock: Clock,
+        metrics: Metrics,
+        logger: Logger,
+    ) -> None:
+        self._settings = settings
+        self._progress = progress
+        self._ledger = ledger
+        self._policy = policy
+        self._schedule = schedule
+        self._reader = reader
+        self._batcher = batcher
+        self._archive = archive
+        self._finisher = finisher
+        self._report = report
+        self._clock = clock
+        self._metrics = metrics
+        self._logger = logger
+        self._alive_at = clock.monotonic_seconds()
+        self._group_version: int | None = None
+        """Number of the version that the steps since the last checkpoint make."""
+
+    @property
+    def progress(self) -> Progress:
+        """As of the last step."""
+        return self._progress
+
+    def run(self, stop: threading.Event) -> None:
+        """Trains until `stop` is set, then finishes the step in hand. Samples that wait are read again next time."""
+        self._show_position()
+        while not stop.is_set():
+            self.advance()
+        self._finisher.join()
+
+    def advance(self) -> bool:
+        """Reads once, and makes a step when a batch closes. Returns whether it made one."""
+        self._finisher.check()
+        now = self._clock.monotonic_seconds()
+        self._reader.poll(self._settings.poll_seconds, newest_published=self._progress.newest_version, now_seconds=now)
+        now = self._clock.monotonic_seconds()
+        self._report.waiting(self._batcher.have, self._batcher.drop_counts, now)
+        closed_by = self._batcher.closes(now)
+        if closed_by is not None:
+            self._step(closed_by)
+            return True
+        if now - self._alive_at >= _KEEP_ALIVE_SECONDS:
+            self._policy.keep_alive()
+            self._alive_at = now
+        return False
+
+    def _step(self, closed_by: str) -> None:
+        started_at = self._clock.now()
+        started = self._clock.monotonic_seconds()
+        before = self._progress
+        batch = self._batcher.close(closed_by, started, started_at.timestamp())
+        self._report.batch_closed()
+        step = before.step + 1
+        archived: ArchivedBatch | None = None
+        result: StepResult | None = None
+        if batch.candidates:
+            samples = [candidate.sample for candidate in batch.candidates]
+            archived = self._archive.write(step, samples)
+            result = self._policy.train_step(samples, archived, self._schedule.at(self._policy.num_updates))
+        changed = result is not None and result.changed
+        if changed and self._group_version is None:
+            self._group_version = before.newest_version + 1
+        culprits = _non_finite(batch, result)
+        self._count_drops(batch, culprits)
+        waiting = waiting_samples(self._batcher.waiting())
+        self._ledger.forget_before(started_at.timestamp() - self._settings.trained_retention_days * _SECONDS_PER_DAY)
+        after = before.model_copy(
+            update={
+                "step": step,
+                "seen_offsets": self._reader.seen_offsets,
+                "waiting": waiting,
+                "trained": dict(self._ledger.trained),
+                "settled": dict(self._ledger.settled),
+                "drop_counts": dict(self._batcher.drop_counts),
+                "samples_trained": before.samples_trained + len(batch.candidates) - len(culprits),
+            }
+        )
+        finished_at = self._clock.now()
+        event = train_step_event(
+            batch,
+            culprits,
+            lineage=before.lineage,
+            policy=self._settings.policy_name,
+            step=step,
+            base_version=before.weight_version,
+            weight_version=self._group_version if changed else None,
+            unchanged_reason="" if changed else _unchanged_reason(result),
+            batch_uri=archived.path.resolve().as_uri() if archived is not None else "",
+            batch_sha256=archived.sha256 if archived is not None else "",
+            next_offsets={str(partition): offset for partition, offset in sorted(after.next_offsets.items())},
+            metrics=_finite(result.metrics) if result is not None else {},
+            started_at=started_at,
+            finished_at=finished_at,
+        )
+        after = after.model_copy(update={"unannounced": [*before.unannounced, event]})
+        self._progress = after
+        seconds = self._clock.monotonic_seconds() - started
+        self._observe(event.metrics, "changed" if changed else event.unchanged_reason, seconds, result is not None)
+        self._logger.info(
+            "step",
+            step=step,
+            closed_by=closed_by,
+            samples=len(event.samples),
+            drops=len(event.drops),
+            makes_version=event.weight_version,
+            unchanged_reason=event.unchanged_reason or None,
+            seconds=round(seconds, 2),
+        )
+        if len(after.unannounced) >= self._settings.checkpoint_every_steps:
+            self._hand_over()
+        self._show_position()
+
+    def _hand_over(self) -> None:
+        """Checkpoint, artefact and events, on the finisher's thread; then the next group of steps begins."""
+        self._finisher.join()  # before the snapshot, so that never more than one is in memory
+        progress = self._progress
+        if self._group_version is not None:
+            progress = progress.model_copy(
+                update={
+                    "base_version": progress.weight_version,
+                    "weight_version": self._group_version,
+                    "newest_version": self._group_version,
+                }
+            )
+            self._group_version = None
+        self._finisher.submit(FinishedStep(self._policy.snapshot(), progress))
+        self._progress = progress.model_copy(update={"unannounced": []})
+        self._batcher.set_version(progress.newest_version, self._clock.monotonic_seconds())
+
+    def _count_drops(self, batch: ClosedBatch, culprits: list[DroppedSample]) -> None:
+        for dropped in culprits:
+            self._batcher.drop_counts[dropped.reason] += 1
+        for dropped in [*batch.drops, *culprits]:
+            self._metrics.increment("samples_dropped_total", reason=dropped.reason)
+
+    def _observe(self, values: Mapping[str, float], outcome: str, seconds: float, trained: bool) -> None:
+        self._metrics.increment("train_steps_total", result=outcome)
+        if trained:
+            self._metrics.observe("train_step_seconds", seconds)
+        for name, value in values.items():
+            self._metrics.set("train_metric", value, measurement=name)
+        self._report.update(last_step_metrics=dict(values), last_step_outcome=outcome, last_step_seconds=seconds)
+
+    def _show_position(self) -> None:
+        progress = self._progress
+        self._metrics.set("train_step", progress.step)
+        self._report.update(
+            lineage=progress.lineage,
+            step=progress.step,
+            weight_version=progress.weight_version,
+            samples_trained=progress.samples_trained,
+            drops=dict(self._batcher.drop_counts),
+            next_offsets={str(partition): offset for partition, offset in sorted(progress.next_offsets.items())},
+        )
+
+
+def _unchanged_reason(result: StepResult | None) -> str:
+    if result is None:
+        return NO_SAMPLES
+    return str(result.unchanged_reason or "")
+
+
+def _non_finite(batch: ClosedBatch, result: StepResult | None) -> list[DroppedSample]:
+    blamed = set(result.non_finite_samples) if result is not None else set[str]()
+    return [
+        DroppedSample(
+            sample_id=candidate.sample.sample_id,
+            turn_id=candidate.turn_id,
+            ref=candidate.ref,
+            reason=DropReason.NON_FINITE,
+            detail=f"its loss is not finite ({candidate.sample.response_ids.size} response tokens)",
+        )
+        for candidate in batch.candidates
+        if candidate.sample.sample_id in blamed
+    ]
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float]:
+    """JSON has no NaN: a measurement that is not a number is left out."""
+    return {name: value for name, value in values.items() if math.isfinite(value)}

@@ -1,0 +1,83 @@
+"""What the loop asks of the compute half. No torch here: the loop and its tests run without it."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from services.trainer.batch_archive import ArchivedBatch
+from services.trainer.sample import StepResult, TrainingSample
+
+
+class Snapshot(Protocol):
+    """A copy of everything that training has changed. Later steps do not touch it."""
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer updates made."""
+        ...
+
+
+class Policy(Protocol):
+    """The policy on all ranks, driven from the first."""
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer updates made."""
+        ...
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Ids that the model knows."""
+        ...
+
+    def train_step(
+        self, samples: Sequence[TrainingSample], archived: ArchivedBatch, learning_rate: float
+    ) -> StepResult:
+        """One update, or none with the reason. `archived` holds the same samples, for the other ranks."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """A copy, for other threads."""
+        ...
+
+    def keep_alive(self) -> None:
+        """Called while there is nothing to do, so that waiting ranks do not give up."""
+        ...
+
+
+class Store(Protocol):
+    """Checkpoints and published weights. Used by one thread at a time."""
+
+    def save_checkpoint(self, snapshot: Snapshot, progress: dict[str, Any], step: int) -> None:
+        """Returns when the atom is on the disk. Raises CheckpointError."""
+        ...
+
+    def publish(
+        self,
+        snapshot: Snapshot,
+        *,
+        weight_version: int,
+        base_version: int | None,
+        lineage: str,
+        train_step_id: str | None,
+        created_at: datetime,
+    ) -> tuple[Path, str]:
+        """The artefact's directory and its manifest's sha256. The same content again gives the same answer."""
+        ...
+
+    def versions(self) -> list[int]:
+        """Versions on the disk."""
+        ...
+
+    def delete(self, weight_version: int) -> None:
+        """Removes a version from the disk."""
+        ...
+
+
+class Archive(Protocol):
+    """The batches as they were trained."""
+
+    def write(self, step: int, samples: Sequence[TrainingSample]) -> ArchivedBatch:
+        """Keeps a batch; the same step is replaced."""
+        ...

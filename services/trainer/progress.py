@@ -1,0 +1,94 @@
+"""What must move together with the weights: positions, trained turns, counters. The document inside a checkpoint.
+
+`next_offsets` is where a successor starts to read: the oldest sample that still waits, in every partition. From there
+to `seen_offsets` it takes only the samples listed in `waiting`; everything else there was trained or listed as dropped
+before. So a sample is neither lost nor trained nor listed twice, whenever the process dies.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from schemas.events import TrainStepEvent
+from services.trainer.batcher import RevisionOrder, TurnLedger
+from services.trainer.candidates import Candidate
+
+FORMAT = 1
+
+
+class WaitingSample(BaseModel):
+    """A sample that was read and neither trained nor dropped."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    partition: int
+    offset: int
+    sample_id: str
+    turn_id: str
+
+
+class Progress(BaseModel):
+    """State of a training run at the end of a step."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: int = FORMAT
+    lineage: str
+    """The training run."""
+    step: int = 0
+    """Steps made."""
+    weight_version: int = 0
+    """Number of these weights."""
+    newest_version: int = 0
+    """The highest number ever given: the next one is higher."""
+    base_version: int | None = None
+    """The published version that the weights come from; None for version 0."""
+    seen_offsets: dict[int, int] = {}
+    """Partition of `samples` to the offset after the last record that was taken in."""
+    waiting: list[WaitingSample] = []
+    """What was taken in before `seen_offsets` and waits."""
+    trained: dict[str, float] = {}
+    """See `TurnLedger`."""
+    settled: dict[str, tuple[RevisionOrder, float]] = {}
+    """See `TurnLedger`."""
+    drop_counts: dict[str, int] = {}
+    """Drops by reason since the lineage began."""
+    samples_trained: int = 0
+    """Samples trained since the lineage began."""
+    unannounced: list[TrainStepEvent] = []
+    """Steps since the checkpoint before: their events go on the log when this checkpoint is on the disk."""
+
+    @property
+    def next_offsets(self) -> dict[int, int]:
+        """Partition to the offset where a successor starts to read."""
+        offsets = dict(self.seen_offsets)
+        for sample in self.waiting:
+            offsets[sample.partition] = min(sample.offset, offsets.get(sample.partition, sample.offset))
+        return offsets
+
+    def ledger(self) -> TurnLedger:
+        """A ledger to go on with."""
+        return TurnLedger(dict(self.trained), dict(self.settled))
+
+    def document(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> "Progress":
+        """Reads a checkpoint's document. Raises pydantic.ValidationError for one that is not ours."""
+        return cls.model_validate(document)
+
+
+def waiting_samples(candidates: Sequence[Candidate]) -> list[WaitingSample]:
+    """What a checkpoint remembers of candidates that wait."""
+    return [
+        WaitingSample(
+            partition=candidate.ref.partition,
+            offset=candidate.ref.offset,
+            sample_id=candidate.sample.sample_id,
+            turn_id=candidate.turn_id,
+        )
+        for candidate in candidates
+    ]

@@ -1,0 +1,90 @@
+"""Removes published versions that no engine may still load. The tombstone goes first: a gate never meets a torn one."""
+
+from clawstream.bus.interface import Bus, Consumer, TopicPartition
+from clawstream.clock import Clock
+from clawstream.codec import decode
+from clawstream.errors import BrokerUnavailable, BusError, DecodeError
+from clawstream.log import Logger
+from clawstream.weights.retention import deletable
+from schemas.events import WeightsAppliedEvent
+from services.trainer.announcer import Announcer
+from services.trainer.events import EventRecords
+from services.trainer.ports import Store
+
+_MAX_RECORDS = 1000
+_WAIT_SECONDS = 0.2
+_MAX_SILENT_POLLS = 50
+
+
+class ArtefactRetention:
+    """Follows `weights-applied`, and sweeps after each publication. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        applied_topic: str,
+        *,
+        policy: str,
+        keep: int,
+        store: Store,
+        announcer: Announcer,
+        records: EventRecords,
+        clock: Clock,
+        logger: Logger,
+    ) -> None:
+        self._bus = bus
+        self._partition = TopicPartition(applied_topic, 0)
+        self._policy = policy
+        self._keep = keep
+        self._store = store
+        self._announcer = announcer
+        self._records = records
+        self._clock = clock
+        self._logger = logger
+        self._reader: Consumer | None = None
+        self._engines: dict[str, WeightsAppliedEvent] = {}
+
+    def sweep(self, *, newest_version: int, base_version: int | None) -> None:
+        """Removes what may go. A log that cannot be read, or heartbeats that say too little, keep everything."""
+        try:
+            self._follow()
+        except BusError as error:
+            self._logger.warning("no version is removed: weights-applied cannot be read", error=str(error))
+            return
+        now = self._clock.now()
+        alive = [event for event in self._engines.values() if event.expires_at > now]
+        in_flight = {0, newest_version, *([] if base_version is None else [base_version])}
+        in_flight.update(event.target_version for event in alive if event.target_version is not None)
+        # An engine that does not answer was brought to a version before, and is sent to the pointer's when it is back.
+        serving = {event.engine: event.weight_version for event in alive if event.state != "unreachable"}
+        for version in deletable(self._store.versions(), serving, self._keep, in_flight):
+            self._announcer.write([self._records.removed(version)], lambda: False)
+            self._store.delete(version)
+            self._logger.info("removed an old version", version=version)
+
+    def _follow(self) -> None:
+        if self._reader is None:
+            self._reader = self._bus.reader()
+            self._reader.assign({self._partition: self._reader.watermarks(self._partition)[0]})
+        _, end = self._reader.watermarks(self._partition)
+        silent_polls = 0
+        while (self._reader.position(self._partition) or 0) < end:
+            records = self._reader.consume(_MAX_RECORDS, _WAIT_SECONDS)
+            silent_polls = 0 if records else silent_polls + 1
+            if silent_polls > _MAX_SILENT_POLLS:
+                raise BrokerUnavailable(f"{self._partition} could not be read up to {end}")
+            for record in records:
+                if record.value is None:
+                    continue
+                try:
+                    event = decode(record)
+                except DecodeError as error:
+                    self._logger.error("a heartbeat was skipped", error=str(error))
+                    continue
+                if isinstance(event, WeightsAppliedEvent) and event.policy == self._policy:
+                    self._engines[event.engine] = event
+
+    def close(self) -> None:
+        """Releases the client."""
+        if self._reader is not None:
+            self._reader.close()

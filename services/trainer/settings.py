@@ -1,0 +1,110 @@
+"""Settings of the trainer."""
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from clawstream.settings import ConfigPath, Section, ServiceSettings
+
+
+class LearningRateSection(Section):
+    """The learning rate over updates: linear warm-up, then constant or a cosine."""
+
+    peak: float = Field(default=1e-5, gt=0)
+    """Learning rate after the warm-up."""
+    shape: Literal["constant", "cosine"] = "constant"
+    """What follows the warm-up."""
+    warmup_updates: int = Field(default=0, ge=0)
+    """Updates until the peak."""
+    decay_updates: int = Field(default=1000, ge=1)
+    """Length of the cosine in updates."""
+    final_share: float = Field(default=0.1, ge=0, le=1)
+    """Share of the peak at the end of the cosine."""
+
+
+class OptimizerSection(Section):
+    """AdamW. Defaults are OpenClaw-RL's."""
+
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the mean of gradients."""
+    beta2: float = Field(default=0.98, ge=0, lt=1)
+    """Decay of the mean of squared gradients."""
+    epsilon: float = Field(default=1e-8, gt=0)
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(default=0.1, ge=0)
+    """Decoupled decay of matrices."""
+    max_gradient_norm: float = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this global L2 norm."""
+
+
+class AlgorithmSection(Section):
+    """The loss."""
+
+    factory: str = "services.trainer.algorithms.binary:Binary"
+    """Import path `package.module:name` of what makes it."""
+    options: dict[str, Any] = Field(default={})
+    """Its keyword arguments."""
+
+
+class TrainerSettings(ServiceSettings):
+    """One trainer: a process, or the ranks that torchrun starts."""
+
+    model: ConfigPath
+    """Directory of the base model in Hugging Face's form: version 0."""
+    tokenizer_fingerprint: str = ""
+    """Samples of another one are dropped; empty checks only that ids fit the vocabulary."""
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """Shards of one model copy; the number of processes must be a multiple."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the model computes in, and what is published."""
+    seed: int = 0
+    """Of torch's generators."""
+    threads: int = Field(default=0, ge=0)
+    """Of torch on a CPU; 0 leaves torch's choice."""
+
+    batch_size: int = Field(default=16, ge=1)
+    """Effective samples (trainable, advantage not 0) that close a batch."""
+    max_batch_age_seconds: float = Field(default=600.0, gt=0)
+    """A batch closes when its first sample has waited so long, however few there are: one user is enough to learn."""
+    max_age_versions: int | None = Field(default=8, ge=0)
+    """Samples whose oldest token is older by more versions are dropped; null trains any age."""
+    max_sample_tokens: int = Field(default=8192, ge=2)
+    """Samples whose prompt and response are longer are dropped: the longest that surely fits in memory."""
+    tokens_per_micro_batch: int = Field(default=8192, ge=2)
+    """Micro-batches are packed up to so many tokens."""
+    at_least_one: bool = False
+    """OpenClaw-RL's rule: a session with only neutral answers in a batch counts as one sample toward `batch_size`. It
+    changes when a batch closes, never a gradient."""
+    trained_retention_days: float = Field(default=100.0, gt=0)
+    """How long a trained turn's id is remembered. Longer than the retention of `samples`, or a turn could come back."""
+
+    algorithm: AlgorithmSection = AlgorithmSection()
+    """The loss."""
+    learning_rate: LearningRateSection = LearningRateSection()
+    """Its schedule."""
+    optimizer: OptimizerSection = OptimizerSection()
+    """AdamW."""
+
+    checkpoint_every_steps: int = Field(default=1, ge=1)
+    """Steps from one checkpoint to the next. Versions are published from checkpoints only, so that no published weights
+    can be lost; the steps since the last one are repeated after a crash."""
+    checkpoints_keep: int = Field(default=2, ge=2)
+    """Checkpoints that stay."""
+    weights_keep: int = Field(default=3, ge=1)
+    """Newest published versions that stay. Version 0, and what an engine serves or may still load, stays anyway."""
+    batches_keep: int | None = Field(default=None, ge=1)
+    """Archived batches that stay; null keeps all."""
+    weights_directory: ConfigPath | None = None
+    """Where versions are published; engines must see it under the same path. Null: in the data directory."""
+    progress_seconds: float = Field(default=10.0, gt=0)
+    """A line about the batch is logged at most this often."""
+
+    @model_validator(mode="after")
+    def _limits_agree(self) -> "TrainerSettings":
+        if self.max_sample_tokens > self.tokens_per_micro_batch:
+            raise ValueError(
+                f"max_sample_tokens={self.max_sample_tokens} exceeds tokens_per_micro_batch="
+                f"{self.tokens_per_micro_batch}: such a sample would be computed in one piece anyway; raise the "
+                "micro-batch if memory allows, or lower max_sample_tokens"
+            )
+        return self
