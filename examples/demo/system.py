@@ -103,8 +103,8 @@ incremental_streaming_output = true
 
 [gateway]
 port = {gateway}
-model_directory = {model}
-temperature = {plan.temperature}
+model_path = {model}
+default_temperature = {plan.temperature}
 engines = [{{ name = "engine-policy", url = "http://127.0.0.1:{policy_engine}", loads_beside = true }}]
 
 [judge]
