@@ -203,7 +203,8 @@ class KafkaConsumer:
                 for each in ours
             ]
         self._start(starts)
-        self._call("assigned", ours)
+        if ours:  # A cooperative rebalance that changes nothing for us says so with an empty list.
+            self._call("assigned", ours)
 
     def _start(self, positions: list[LibrdkafkaTopicPartition]) -> None:
         for each in positions:

@@ -52,10 +52,11 @@ def translate(error: KafkaError, doing: str) -> BusError:
     """The error of our tree for what went wrong while `doing` (which says what and where)."""
     message = f"{doing}: {error.str()} ({error.name()})"
     code = error.code()
-    # A fatal error's own code is _FATAL; only its text names the cause.
-    if code in _FENCED or (error.fatal() and "fenced" in error.str().lower()):
+    # A consumer reports a fatal error with the code _FATAL, without the flag; only the text names the cause.
+    is_fatal = error.fatal() or code == KafkaError._FATAL
+    if code in _FENCED or (is_fatal and "fenced" in error.str().lower()):
         return Fenced(f"{message}; another process with the same name took over: is it started twice?")
-    if error.fatal():
+    if is_fatal:
         return FatalBusError(message)
     if error.txn_requires_abort():
         return TransactionAbortable(message)

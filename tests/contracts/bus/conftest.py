@@ -1,0 +1,26 @@
+"""The suite's two buses."""
+
+import pytest
+
+from clawstream.bus.interface import Bus
+from clawstream.bus.memory import MemoryBus
+from tests.fixtures.buses import create_topic, kafka_bus
+
+
+@pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.kafka)])
+def bus(request: pytest.FixtureRequest, namespace: str) -> Bus:
+    if request.param == "memory":
+        return MemoryBus()
+    return kafka_bus(request.getfixturevalue("broker"), namespace)
+
+
+@pytest.fixture
+def topic(bus: Bus, namespace: str) -> str:
+    """A topic of one partition."""
+    return create_topic(bus, f"{namespace}.one.v1")
+
+
+@pytest.fixture
+def wide_topic(bus: Bus, namespace: str) -> str:
+    """A topic of twelve partitions."""
+    return create_topic(bus, f"{namespace}.wide.v1", 12)

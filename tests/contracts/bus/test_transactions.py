@@ -1,0 +1,149 @@
+"""What every bus promises about transactions."""
+
+import pytest
+
+from clawstream.bus.interface import Bus, Delivery, OutgoingRecord, RebalanceCallbacks, TopicPartition
+from clawstream.errors import Fenced, RecordRejected, TransactionAbortable
+from tests.fixtures.buses import consume_count, consume_until, create_topic, read_all, write
+
+
+def _ignore(_: object) -> None:
+    """A rebalance that nobody cares about."""
+
+
+SILENT = RebalanceCallbacks(_ignore, _ignore, _ignore)
+
+
+def test_nothing_is_visible_before_the_commit_and_all_after_it(bus: Bus, wide_topic: str, namespace: str) -> None:
+    partitions = {TopicPartition(wide_topic, number): 0 for number in range(12)}
+    reader = bus.reader()
+    reader.assign(partitions)
+    producer = bus.transactional_producer(f"{namespace}.t")
+    producer.begin()
+    deliveries: list[Delivery] = []
+    for number in range(12):
+        producer.produce(OutgoingRecord(wide_topic, b"k", b"v", partition=number), deliveries.append)
+    producer.flush(30)
+    assert [each.offset for each in deliveries] == [0] * 12
+    assert reader.consume(100, 0.5) == []
+    assert reader.watermarks(TopicPartition(wide_topic, 0)) == (0, 0), "the end that counts is the last stable offset"
+    producer.commit()
+    assert {record.partition for record in consume_count(reader, 12)} == set(range(12))
+    assert not producer.needs_replacement
+    producer.close()
+    reader.close()
+
+
+def test_aborted_records_are_never_seen_and_a_position_passes_them(bus: Bus, topic: str, namespace: str) -> None:
+    partition = TopicPartition(topic, 0)
+    producer = bus.transactional_producer(f"{namespace}.t")
+    producer.begin()
+    producer.produce(OutgoingRecord(topic, b"k", b"aborted"))
+    producer.flush(30)
+    producer.abort()
+    producer.begin()
+    producer.produce(OutgoingRecord(topic, b"k", b"committed"))
+    producer.commit()
+
+    assert [record.value for record in read_all(bus, topic)] == [b"committed"]
+    reader = bus.reader()
+    reader.assign({partition: 0})
+    consume_count(reader, 1)
+    end = reader.watermarks(partition)[1]
+    consume_until(reader, lambda _: reader.position(partition) == end)
+    assert end == 4, "two records and two markers"
+    producer.close()
+    reader.close()
+
+
+def test_an_open_transaction_hides_what_others_write_after_it(bus: Bus, topic: str, namespace: str) -> None:
+    producer = bus.transactional_producer(f"{namespace}.t")
+    producer.begin()
+    producer.produce(OutgoingRecord(topic, b"k", b"open"))
+    producer.flush(30)
+    write(bus, topic, b"later")
+    assert read_all(bus, topic) == []
+    producer.abort()
+    assert [record.value for record in read_all(bus, topic)] == [b"later"]
+    producer.close()
+
+
+def test_a_successor_aborts_what_its_predecessor_left_open_and_fences_it(bus: Bus, topic: str, namespace: str) -> None:
+    old = bus.transactional_producer(f"{namespace}.t")
+    old.begin()
+    old.produce(OutgoingRecord(topic, b"k", b"left open"))
+    old.flush(30)
+    new = bus.transactional_producer(f"{namespace}.t")
+    new.begin()
+    new.produce(OutgoingRecord(topic, b"k", b"new"))
+    new.commit()
+    assert [record.value for record in read_all(bus, topic)] == [b"new"]
+    with pytest.raises(Fenced, match=r"t: .*took over|newer producer"):
+        old.produce(OutgoingRecord(topic, b"k", b"zombie"))
+        old.commit()
+    assert old.needs_replacement
+    old.close()
+    new.close()
+
+
+def test_offsets_are_committed_with_the_records_or_not_at_all(bus: Bus, topic: str, namespace: str) -> None:
+    partition = TopicPartition(topic, 0)
+    write(bus, topic, b"a", b"b", b"c")
+    consumer = bus.group_consumer([topic], group=f"{namespace}.g", instance="i-0", callbacks=SILENT)
+    consume_count(consumer, 3)
+    assert consumer.committed([partition]) == {partition: None}
+    producer = bus.transactional_producer(f"{namespace}.t")
+    producer.begin()
+    producer.send_offsets({partition: 2}, consumer.group_metadata())
+    producer.abort()
+    assert consumer.committed([partition]) == {partition: None}
+    producer.begin()
+    producer.send_offsets({partition: 2}, consumer.group_metadata())
+    producer.commit()
+    assert consumer.committed([partition]) == {partition: 2}
+    admin = bus.admin()
+    assert admin.group_offsets(f"{namespace}.g") == {partition: 2}
+    admin.close()
+    consumer.close()
+    producer.close()
+
+
+def test_a_record_that_is_too_large_is_named_and_the_next_producer_works(bus: Bus, topic: str, namespace: str) -> None:
+    small = create_topic(bus, f"{namespace}.small.v1", max_message_bytes="2000")
+    producer = bus.transactional_producer(f"{namespace}.t")
+    producer.begin()
+    producer.produce(OutgoingRecord(topic, b"k", b"fits"))
+    rejected = OutgoingRecord(small, b"k", b"x" * 6_000_000)
+    with pytest.raises(RecordRejected) as caught:
+        producer.produce(rejected)
+        producer.commit()
+    assert caught.value.record is rejected
+    producer.abort()
+    assert producer.needs_replacement
+    producer.close()
+    successor = bus.transactional_producer(f"{namespace}.t")
+    successor.begin()
+    successor.produce(OutgoingRecord(topic, b"k", b"again"))
+    successor.commit()
+    assert [record.value for record in read_all(bus, topic)] == [b"again"]
+    successor.close()
+
+
+def test_a_member_whose_place_was_taken_can_commit_nothing(bus: Bus, topic: str, namespace: str) -> None:
+    partition = TopicPartition(topic, 0)
+    write(bus, topic, b"a")
+    old = bus.group_consumer([topic], group=f"{namespace}.g", instance="i-0", callbacks=SILENT)
+    consume_count(old, 1)
+    metadata = old.group_metadata()
+    new = bus.group_consumer([topic], group=f"{namespace}.g", instance="i-0", callbacks=SILENT)
+    consume_count(new, 1)
+    producer = bus.transactional_producer(f"{namespace}.t")
+    producer.begin()
+    with pytest.raises((TransactionAbortable, Fenced)):
+        producer.send_offsets({partition: 1}, metadata)
+    assert new.committed([partition]) == {partition: None}
+    producer.close()
+    with pytest.raises(Fenced):
+        consume_until(old, lambda _: False)
+    old.close()
+    new.close()
