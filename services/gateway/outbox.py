@@ -111,7 +111,7 @@ class Outbox:
     # ---- appending
 
     def submit(self, payloads: Sequence[bytes]) -> "Future[int]":
-        """Queues entries, in order and without others between. The result, once they are durable, is the first's number.
+        """Queues entries, in order and with no others between. Once they are durable, the result is the first's number.
 
         Raises OutboxFull when they would exceed the bound, and OutboxError after `close` or when the disk failed. The
         future raises OutboxError when the disk refuses them; then none of them is in the outbox.
@@ -191,7 +191,9 @@ class Outbox:
             path, start, end, count = location
             payloads = self._read_payloads(path, start, end)
             if len(payloads) != count:
-                raise OutboxError(f"{path}: entry {sequence + len(payloads)} is damaged; restore the file or move it away")
+                raise OutboxError(
+                    f"{path}: entry {sequence + len(payloads)} is damaged; restore the file or move it away"
+                )
             for payload in payloads:
                 entries.append(OutboxEntry(sequence=sequence, payload=payload))
                 sequence += 1
@@ -277,8 +279,8 @@ class Outbox:
             if content.valid_bytes != content.file_bytes:
                 if not is_last:
                     raise OutboxError(
-                        f"{path}: damaged at byte {content.valid_bytes}; acknowledged turns follow: restore the file, or "
-                        "move the folder away to go on without them"
+                        f"{path}: damaged at byte {content.valid_bytes}; acknowledged turns follow: restore the file, "
+                        "or move the folder away to go on without them"
                     )
                 self.torn_bytes = content.file_bytes - content.valid_bytes
             segment = _Segment(first_sequence=first_sequence, path=path)
