@@ -121,6 +121,19 @@ class GatewayConversations:
         """Why nothing reaches the log any more, for example a second process of this name: the process must end."""
         return self._drain.failure
 
+    def sees_other_gateways(self) -> bool:
+        """Whether another gateway on this log was active lately."""
+        return self._follower.saw_another_gateway_within(_OTHER_GATEWAY_ACTIVE_SECONDS)
+
+    async def wait_until_indexed(self, timeout_seconds: float) -> bool:
+        """Whether every own turn so far is on the log and was read back, waiting for it if need be."""
+        deadline = self._clock.monotonic_seconds() + timeout_seconds
+        while self._index.pending_turns:
+            if self._clock.monotonic_seconds() >= deadline:
+                return False
+            await asyncio.sleep(_OTHER_GATEWAY_POLL_SECONDS)
+        return True
+
     async def place(self, request: IncomingRequest) -> Placement:
         """See `Conversations.place`."""
         placed = await self._in_thread(lambda: self._placer.place(request))
@@ -242,7 +255,7 @@ class GatewayConversations:
         deadline = self._clock.monotonic_seconds() + self._settings.other_gateway_wait_seconds
         while (
             expects_parent(placed)
-            and self._follower.saw_another_gateway_within(_OTHER_GATEWAY_ACTIVE_SECONDS)
+            and self.sees_other_gateways()
             and self._clock.monotonic_seconds() < deadline
         ):
             await asyncio.sleep(_OTHER_GATEWAY_POLL_SECONDS)

@@ -98,13 +98,14 @@ class OutboxDrain:
         """Drains for at most so long, ends, and returns how many entries are left in the outbox."""
         self.wait_until_drained(drain_seconds)
         self._stopping.set()
+        self._outbox.interrupt()
         if self._thread.is_alive():
             self._thread.join()
         return self._outbox.undrained_entries
 
     def wait_until_drained(self, timeout_seconds: float) -> bool:
         """Whether everything that is in the outbox now is on the log, waiting for it if need be."""
-        target = self._outbox.next_sequence
+        target = self._outbox.accepted_sequence
         with self._drained:
             return self._drained.wait_for(
                 lambda: self._position >= target or not self._thread.is_alive(), timeout_seconds
