@@ -32,6 +32,8 @@ class UntrainableReason(StrEnum):
     """The history could not be rendered as sent (for example unparsable tool arguments)."""
     NO_LOGPROBS = "no_logprobs"
     """The engine cannot give exact ids and log-probs."""
+    OVERSIZED = "oversized"
+    """The request is too large for the log: its messages and tools were left out of the event."""
 
 
 class SamplingParameters(Part):

@@ -4,7 +4,7 @@ Clients send our answers back almost unchanged: ends are trimmed, reasoning is c
 arguments are serialised again, null becomes "" or disappears. The canonical form is what survives all of that.
 
 Keys are HMAC-SHA256 over principal and canonical form, so that the index tells nothing of what was said and an
-answer is found only by the principal who received it. They are truncated (RFC 2104 section 5) to keep index entries small.
+answer is found only by the principal who received it. They are truncated (RFC 2104 section 5): entries stay small.
 """
 
 import hashlib

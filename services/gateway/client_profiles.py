@@ -18,7 +18,7 @@ The model gets every message as it was sent. Matching and judging see the conver
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import resources
@@ -236,7 +236,7 @@ class ClientProfiles:
             for file in by_name.values()
         }
 
-    def __iter__(self) -> Iterable[ClientProfile]:
+    def __iter__(self) -> Iterator[ClientProfile]:
         return iter(self._profiles.values())
 
     def named(self, name: str) -> ClientProfile:

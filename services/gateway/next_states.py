@@ -68,7 +68,13 @@ def next_state_of_request(
 def explicit_next_state(parent: KnownTurn, feedback: ExplicitFeedback, observed_at: datetime) -> NextStateDraft:
     """Explicit evidence: a person's judgement, or an environment's or verifier's outcome."""
     kind = NextStateKind.FEEDBACK if feedback.source == "user" else NextStateKind.OUTCOME
-    return _draft(parent, cause=f"feedback:{feedback.feedback_id}", kind=kind, observed_at=observed_at, content={"feedback": feedback})
+    return _draft(
+        parent,
+        cause=f"feedback:{feedback.feedback_id}",
+        kind=kind,
+        observed_at=observed_at,
+        content={"feedback": feedback},
+    )
 
 
 def session_end(parent: KnownTurn, observed_at: datetime) -> NextStateDraft:

@@ -96,7 +96,9 @@ class Outbox:
         self._state = threading.Condition()
         self._waiting: list[_Waiting] = []
         self._waiting_bytes = 0
+        self._waiting_entries = 0
         self._closing = False
+        self._interrupted = False
         self._broken: str | None = None
         self.outbox_id = self._identity(new_id)
         """Identity of this outbox: a new disk has a new one."""
@@ -111,7 +113,7 @@ class Outbox:
     # ---- appending
 
     def submit(self, payloads: Sequence[bytes]) -> "Future[int]":
-        """Queues entries, in order and without others between. The result, once they are durable, is the first's number.
+        """Queues entries, in order and with no others between. Once they are durable, the result is the first's number.
 
         Raises OutboxFull when they would exceed the bound, and OutboxError after `close` or when the disk failed. The
         future raises OutboxError when the disk refuses them; then none of them is in the outbox.
@@ -130,6 +132,7 @@ class Outbox:
                 )
             self._waiting.append(waiting)
             self._waiting_bytes += waiting.size_bytes
+            self._waiting_entries += len(waiting.frames)
             self._state.notify_all()
         return waiting.future
 
@@ -159,6 +162,12 @@ class Outbox:
             return self._segments[-1].next_sequence
 
     @property
+    def accepted_sequence(self) -> int:
+        """The number after the last entry that was submitted, durable or not yet."""
+        with self._state:
+            return self._segments[-1].next_sequence + self._waiting_entries
+
+    @property
     def undrained_entries(self) -> int:
         """Durable entries that were not released."""
         with self._state:
@@ -174,8 +183,14 @@ class Outbox:
         """Whether entry `sequence` is durable, waiting for it if need be."""
         with self._state:
             return self._state.wait_for(
-                lambda: self._closing or self._segments[-1].next_sequence > sequence, timeout_seconds
+                lambda: self._interrupted or self._segments[-1].next_sequence > sequence, timeout_seconds
             ) and (self._segments[-1].next_sequence > sequence)
+
+    def interrupt(self) -> None:
+        """`wait_for` returns at once from now on: its caller is to stop."""
+        with self._state:
+            self._interrupted = True
+            self._state.notify_all()
 
     def read(self, sequence: int, *, max_entries: int, max_bytes: int) -> list[OutboxEntry]:
         """Durable entries from `sequence` on: at least one if there is one, else within both limits.
@@ -191,7 +206,9 @@ class Outbox:
             path, start, end, count = location
             payloads = self._read_payloads(path, start, end)
             if len(payloads) != count:
-                raise OutboxError(f"{path}: entry {sequence + len(payloads)} is damaged; restore the file or move it away")
+                raise OutboxError(
+                    f"{path}: entry {sequence + len(payloads)} is damaged; restore the file or move it away"
+                )
             for payload in payloads:
                 entries.append(OutboxEntry(sequence=sequence, payload=payload))
                 sequence += 1
@@ -277,8 +294,8 @@ class Outbox:
             if content.valid_bytes != content.file_bytes:
                 if not is_last:
                     raise OutboxError(
-                        f"{path}: damaged at byte {content.valid_bytes}; acknowledged turns follow: restore the file, or "
-                        "move the folder away to go on without them"
+                        f"{path}: damaged at byte {content.valid_bytes}; acknowledged turns follow: restore the file, "
+                        "or move the folder away to go on without them"
                     )
                 self.torn_bytes = content.file_bytes - content.valid_bytes
             segment = _Segment(first_sequence=first_sequence, path=path)
@@ -338,6 +355,7 @@ class Outbox:
                     segment.offsets.append(segment.size_bytes)
                     segment.size_bytes += len(one)
                 self._waiting_bytes -= waiting.size_bytes
+                self._waiting_entries -= len(waiting.frames)
             self._state.notify_all()
         for waiting, first in zip(group, firsts, strict=True):
             waiting.future.set_result(first)
@@ -354,6 +372,7 @@ class Outbox:
                 self._broken = reason
         with self._state:
             self._waiting_bytes -= sum(waiting.size_bytes for waiting in group)
+            self._waiting_entries -= sum(len(waiting.frames) for waiting in group)
             self._state.notify_all()
         for waiting in group:
             waiting.future.set_exception(OutboxError(f"outbox {self._directory}: {reason}"))

@@ -1,6 +1,6 @@
 """What the outbox holds: turns with what the index must know of them, and next states.
 
-    entry     kind byte, length of the head (big-endian u32), head (JSON), body (the event's JSON, as on the log)
+entry     kind byte, length of the head (big-endian u32), head (JSON), body (the event's JSON, as on the log)
 """
 
 import struct
@@ -50,7 +50,7 @@ def encode_turn(entry: TurnEntry) -> bytes:
     """The outbox payload of a turn. Its record must have a value."""
     head = {
         "topic": entry.record.topic,
-        "key": entry.record.key.decode() if entry.record.key is not None else None,
+        "key": (entry.record.key or b"").decode(),
         "headers": [[name, value.decode()] for name, value in entry.record.headers],
         "known": entry.known.at(_NO_PLACE).to_event().model_dump(mode="json"),
         "traceparent": entry.traceparent,

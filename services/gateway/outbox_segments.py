@@ -89,6 +89,4 @@ def scan_segment(path: Path, first_sequence: int) -> SegmentContent:
     for payload, end in read_frames(content, SEGMENT_HEADER_BYTES):
         payloads.append(payload)
         valid = end
-    return SegmentContent(
-        first_sequence=first_sequence, payloads=payloads, valid_bytes=valid, file_bytes=len(content)
-    )
+    return SegmentContent(first_sequence=first_sequence, payloads=payloads, valid_bytes=valid, file_bytes=len(content))

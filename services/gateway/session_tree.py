@@ -143,7 +143,7 @@ def _rank(view: ConversationView, turn: KnownTurn, earlier: Sequence[str], messa
 
 
 def _agreeing(ancestors: Sequence[str], earlier: Sequence[str]) -> int:
-    """How many ancestors' answers stand in the request in the same order, nearest first. Clients invent some between."""
+    """How many ancestors' answers stand in the request in order, nearest first. Clients invent some between."""
     agreeing = 0
     start = 0
     for key in ancestors:

@@ -100,6 +100,7 @@ class TurnIndexStore:
     def mark_ended(self, turn_ids: Sequence[str]) -> None:
         """Remembers that these turns were given a next state of kind `session_end`."""
         with self._write_lock, self._writer:
+            self._writer.execute("BEGIN IMMEDIATE")
             self._writer.executemany("UPDATE turns SET ended = 1 WHERE turn_id = ?", [(one,) for one in turn_ids])
 
     def forget_before(self, moment: datetime) -> int:
@@ -110,6 +111,7 @@ class TurnIndexStore:
     def reset(self) -> None:
         """Empties the index: the topic is not the one that was read before."""
         with self._write_lock, self._writer:
+            self._writer.execute("BEGIN IMMEDIATE")
             self._writer.execute("DELETE FROM turns")
             self._writer.execute("DELETE FROM positions")
 
@@ -154,14 +156,14 @@ class TurnIndexStore:
         """One turn."""
         return next(iter(self._turns("turn_id = ?", (turn_id,), 1)), None)
 
-    def unfinished(self) -> list[KnownTurn]:
-        """Main turns that this gateway served, that have no child and were not ended: oldest first."""
+    def unfinished(self, limit: int) -> list[KnownTurn]:
+        """Main turns that this gateway served, that have no child and were not ended: the oldest, in order."""
         where = (
             "own = 1 AND is_main = 1 AND ended = 0 AND NOT EXISTS"
             " (SELECT 1 FROM turns AS child WHERE child.parent_turn_id = turns.turn_id AND child.is_main = 1)"
             " ORDER BY created_at"
         )
-        return self._turns(where, (), -1)
+        return self._turns(where, (), limit)
 
     def _turns(self, where: str, values: tuple[Any, ...], limit: int) -> list[KnownTurn]:
         rows = self._rows(f"SELECT entry FROM turns WHERE {where} LIMIT ?", (*values, limit))

@@ -1,0 +1,65 @@
+"""How far an outbox is on the log: the position is on the log too, written by the transaction that drained."""
+
+from clawstream.bus.interface import Bus, OutgoingRecord, TopicPartition
+from clawstream.clock import Clock
+from clawstream.codec import decode_as, encode
+from clawstream.errors import BusError
+from clawstream.ids import derive
+from schemas.events import OutboxPositionEvent
+
+_FIRST_WINDOW = 256
+"""Records looked at from the end of the topic; ten times more each time that the gateway is not among them."""
+_MAX_IDLE_POLLS = 100
+_POLL_SECONDS = 0.1
+
+
+def position_record(
+    *, topic: str, gateway: str, source: str, outbox_id: str, next_sequence: int, clock: Clock
+) -> OutgoingRecord:
+    """The record that says that everything before `next_sequence` is on the log."""
+    event = OutboxPositionEvent(
+        gateway=gateway, outbox_id=outbox_id, next_sequence=next_sequence, written_at=clock.now()
+    )
+    event_id = derive("outbox-position", outbox_id, next_sequence)
+    return encode(event, topic=topic, key=gateway, event_id=event_id, source=source)
+
+
+def read_position(bus: Bus, topic: str, gateway: str) -> OutboxPositionEvent | None:
+    """The newest position of a gateway, or None when it has none.
+
+    Call it after `transactional_producer` returned: only then is every earlier transaction of this gateway decided.
+    Raises BusError, or DecodeError for a position that cannot be read.
+    """
+    admin = bus.admin()
+    try:
+        partitions = admin.partitions(topic)
+    finally:
+        admin.close()
+    found = [position for partition in partitions if (position := _newest(bus, partition, gateway)) is not None]
+    return max(found, key=lambda position: position.written_at, default=None)
+
+
+def _newest(bus: Bus, partition: TopicPartition, gateway: str) -> OutboxPositionEvent | None:
+    consumer = bus.reader()
+    try:
+        first, end = consumer.watermarks(partition)
+        window = _FIRST_WINDOW
+        while first < end:
+            start = max(first, end - window)
+            consumer.assign({partition: start})
+            newest: OutboxPositionEvent | None = None
+            idle = 0
+            while (consumer.position(partition) or start) < end:
+                records = consumer.consume(500, _POLL_SECONDS)
+                idle = 0 if records else idle + 1
+                if idle > _MAX_IDLE_POLLS:
+                    raise BusError(f"{partition}: no answer while reading up to offset {end}")
+                for record in records:
+                    if record.key == gateway.encode() and record.value is not None:
+                        newest = decode_as(record, OutboxPositionEvent)
+            if newest is not None or start == first:
+                return newest
+            window *= 10
+        return None
+    finally:
+        consumer.close()
