@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -54,7 +54,8 @@ def run_engine(engine: Engine, prompts: list[list[int]], new_tokens: int) -> lis
 
     async def answer(prompt: list[int]) -> list[int]:
         body = GenerateBody(input_ids=prompt, sampling_params=parameters, return_logprob=True)
-        return [response async for response in engine.generate(body, engine.check(body))][-1]["output_ids"]
+        responses: list[dict[str, Any]] = [part async for part in engine.generate(body, engine.check(body))]
+        return responses[-1]["output_ids"]
 
     async def answer_all() -> list[list[int]]:
         outputs = await asyncio.gather(*(answer(prompt) for prompt in prompts))

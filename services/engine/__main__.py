@@ -82,6 +82,7 @@ def serve(settings: EngineSettings) -> None:
     )
     server = uvicorn.Server(config)
     listener = config.bind_socket()
+    listener.listen(config.backlog)  # whoever reads the line below may connect at once
     engine.worker.start()
     log.info(
         "serving",
