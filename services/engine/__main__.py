@@ -1,8 +1,10 @@
 """Wiring: `python -m services.engine --config clawstream.toml`, or with flags: `--model-path DIR --port N`."""
 
 import os
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import torch
@@ -60,6 +62,10 @@ def main(
         sys.exit(f"engine: {error}")
 
 
+def ignore_signal(_number: int, _frame: FrameType | None) -> None:
+    """A signal handler that does nothing."""
+
+
 def serve(settings: EngineSettings) -> None:
     """Serve until SIGTERM or SIGINT. Exits with 1 when computing failed."""
     log = configure_logging(settings.log, process=settings.name)
@@ -82,6 +88,7 @@ def serve(settings: EngineSettings) -> None:
     )
     server = uvicorn.Server(config)
     listener = config.bind_socket()
+    listener.listen(config.backlog)  # whoever reads the line below may connect at once
     engine.worker.start()
     log.info(
         "serving",
@@ -93,6 +100,9 @@ def serve(settings: EngineSettings) -> None:
         context_tokens=engine.context_tokens,
         weight_version=settings.weight_version,
     )
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        # uvicorn drains on a signal and then raises it again for the handler from before: exit by returning instead.
+        signal.signal(signal_number, ignore_signal)
     try:
         server.run(sockets=[listener])
     finally:

@@ -65,6 +65,11 @@ class Engine:
         self._in_flight: set[str] = set()
         self._update_lock = asyncio.Lock()
 
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that were accepted and not answered yet."""
+        return len(self._in_flight)
+
     def check(self, body: GenerateBody) -> list[int]:
         """The prompt's ids.
 
@@ -89,7 +94,7 @@ class Engine:
             )
         if body.rid is not None and body.rid in self._in_flight:
             raise rejected(f"a request with rid {body.rid!r} is in flight")
-        if len(self._in_flight) >= self._settings.max_slots + self._settings.max_queued_requests:
+        if self.num_in_flight >= self._settings.max_slots + self._settings.max_queued_requests:
             raise EngineUnavailable(
                 f"The request queue is full: {self._settings.max_queued_requests} requests wait already."
             )

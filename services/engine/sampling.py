@@ -19,6 +19,8 @@ from torch.nn.functional import pad
 BLOCK_SIZE = 256
 """Probabilities are searched block by block: no running sum over the whole vocabulary, and no rounding from it."""
 
+NUM_CANDIDATES = 1024
+"""Most likely tokens that truncation looks at first: sorting the whole vocabulary costs ten times as much."""
 LEAST_TEMPERATURE = 1e-6
 """Below it sampling is greedy, as in SGLang."""
 
@@ -104,14 +106,18 @@ def penalise(logits: Tensor, row: SamplingRow) -> None:
 
 def truncate(probabilities: Tensor, row: SamplingRow) -> None:
     """Zero in place the `probabilities` [vocabulary] that top-k, top-p and min-p exclude; never the top one."""
-    sorted_probabilities, order = probabilities.sort(descending=True)
-    mass_before = sorted_probabilities.cumsum(0) - sorted_probabilities
-    excluded = mass_before > row.top_p
+    vocabulary = probabilities.shape[0]
+    candidates, order = probabilities.topk(min(NUM_CANDIDATES, vocabulary))  # [candidates], most likely first
+    enough = 0 < row.top_k <= len(candidates) or candidates.sum() >= row.top_p + 1e-6
+    if not enough and len(candidates) < vocabulary:
+        candidates, order = probabilities.sort(descending=True)
+    mass_before = candidates.cumsum(0) - candidates
+    kept = (mass_before <= row.top_p) & (candidates >= row.min_p * candidates[0])
     if row.top_k > 0:
-        excluded[row.top_k :] = True
-    excluded |= sorted_probabilities < row.min_p * sorted_probabilities[0]
-    excluded[0] = False
-    probabilities[order[excluded]] = 0.0
+        kept[row.top_k :] = False
+    kept[0] = True
+    probabilities.zero_()
+    probabilities[order[kept]] = candidates[kept]
 
 
 def invert_cumulative(probabilities: Tensor, uniforms: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class EngineUnderTest:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Let the engine's thread work until it is so."""
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - the state belongs to another thread
             await asyncio.sleep(0.001)
 
 

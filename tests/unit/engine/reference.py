@@ -11,7 +11,7 @@ class Reference:
     """One model directory in fp32."""
 
     def __init__(self, directory: Path) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+        self._model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
 
     def logprobs(self, ids: list[int], temperature: float = 1.0) -> torch.Tensor:
         """[tokens, vocabulary]: row t is the distribution of the token after position t."""
@@ -32,9 +32,7 @@ class Reference:
         )
         return output[0, len(prompt) :].tolist()
 
-    def in_place_logprobs(
-        self, other: "Reference", prompt: list[int], output: list[int], switch: int
-    ) -> list[float]:
+    def in_place_logprobs(self, other: "Reference", prompt: list[int], output: list[int], switch: int) -> list[float]:
         """[output_tokens] log-probs when this model computes up to output token `switch` and `other` goes on with its
         keys and values: what an update in place does."""
         chosen: list[float] = []
@@ -43,7 +41,7 @@ class Reference:
         with torch.inference_mode():
             for index, token in enumerate(output):
                 model = self._model if index < switch else other._model
-                result = model(torch.tensor([inputs]), past_key_values=cache, use_cache=True)
+                result = model(torch.tensor([inputs]), cache=cache, use_cache=True)
                 cache = result.past_key_values
                 chosen.append(torch.log_softmax(result.logits[0, -1], dim=-1)[token].item())
                 inputs = [token]

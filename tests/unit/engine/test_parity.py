@@ -1,4 +1,4 @@
-"""Ids and log-probs against Hugging Face: greedy, sampled, scored; batches of mixed length, chunked prompts, reused prefixes."""
+"""Ids and log-probs against Hugging Face: greedy, sampled, scored; mixed batches, cut prompts, reused prefixes."""
 
 import asyncio
 import random
@@ -26,9 +26,7 @@ async def test_greedy_answers_of_a_mixed_batch_equal_hugging_face(
     # Fewer slots than requests and a small prefill budget: prompts are cut into chunks, requests queue and interleave.
     engine = await start_engine(model, max_slots=3, max_prefill_tokens_per_step=16)
     prompts = random_prompts(1, 1, 2, 17, 40, 90, 5, 33)
-    answers = await asyncio.gather(
-        *(engine.generate(prompt, temperature=0.0, max_new_tokens=24) for prompt in prompts)
-    )
+    answers = await asyncio.gather(*(engine.generate(prompt, temperature=0.0, max_new_tokens=24) for prompt in prompts))
     for prompt, answer in zip(prompts, answers, strict=True):
         assert answer["output_ids"] == reference(model).greedy(prompt, 24)
         expected = reference(model).of_output(prompt, answer["output_ids"])
@@ -73,9 +71,7 @@ async def test_scoring_given_tokens_equals_hugging_face_at_temperature_one(
     model = make_model(architecture, 1)
     engine = await start_engine(model, max_prefill_tokens_per_step=16)
     [ids] = random_prompts(3, 40)
-    answer = await engine.generate(
-        ids, max_new_tokens=0, temperature=0.5, logprob_start_len=start, top_logprobs_num=4
-    )
+    answer = await engine.generate(ids, max_new_tokens=0, temperature=0.5, logprob_start_len=start, top_logprobs_num=4)
     assert answer["output_ids"] == []
     assert answer["text"] == ""
     entries = answer["meta_info"]["input_token_logprobs"]

@@ -119,7 +119,7 @@ async def test_requests_sent_while_paused_wait_and_end_under_the_new_weights(
     engine = await start_engine(old, weight_version="1")
     await engine.post("/pause_generation", mode="retract")
     waiting = asyncio.create_task(engine.generate(PROMPT, temperature=0.0, max_new_tokens=4))
-    await engine.until(lambda: bool(engine.engine._in_flight))
+    await engine.until(lambda: engine.engine.num_in_flight == 1)
     await engine.post("/update_weights_from_disk", model_path=str(new), weight_version="2")
     assert not waiting.done()
     await engine.post("/continue_generation")
