@@ -81,7 +81,8 @@ def build_bridge(
             self._OTHER_MAPPING = {**base._OTHER_MAPPING, "input_layernorm.weight": [layer + "input_layernorm.weight"]}
 
         def _build_base_config(self, **overrides: Any) -> Any:
-            overrides |= {"sequence_parallel": False, "perform_initialization": False}
+            # Megatron marks which parameters are sharded while it initialises them, so that cannot be skipped.
+            overrides |= {"sequence_parallel": False, "perform_initialization": True}
             if not fused_norms:
                 overrides |= cpu_platform.TRANSFORMER_OVERRIDES | {"use_cpu_initialization": not cpu_platform.has_gpu()}
             return super()._build_base_config(**overrides)

@@ -28,7 +28,7 @@ class PolicyModel:
     """The policy's network on this rank, with its bridge to Hugging Face's format."""
 
     def __init__(self, config: PretrainedConfig, *, dtype: torch.dtype = torch.float32, tensor_parallel_size: int = 1):
-        """Parameters are uninitialised: load weights before use. Raises SettingsError for a layout that cannot be."""
+        """Parameters are random: load weights before use. Raises SettingsError for a layout that cannot be."""
         transformer_engine = cpu_platform.has_gpu() and find_spec("transformer_engine") is not None
         self.hugging_face_config = config
         self.vocabulary_size: int = config.vocab_size
