@@ -1,5 +1,5 @@
-# pyright: basic
-# Reason: a thin adapter around mbridge and transformers, which are untyped.
+# pyright: basic, reportAttributeAccessIssue=false, reportArgumentType=false
+# Reason: a thin adapter around mbridge and transformers, whose hints are partial and sometimes wrong.
 """mbridge's Hugging Face <-> Megatron-Core conversion, with what it lacks for the local layer specification.
 
 mbridge assumes Transformer Engine's specification, where norms are part of the linear layers. The local one

@@ -1,5 +1,5 @@
-# pyright: basic
-# Reason: a thin adapter around Megatron-Core, which is untyped.
+# pyright: basic, reportAttributeAccessIssue=false
+# Reason: a thin adapter around Megatron-Core, whose specifications are typed as object.
 """A Megatron-Core GPTModel made from a Hugging Face configuration, run on packed rows.
 
 On a CPU, and on a GPU without Transformer Engine, layers come from Megatron's local specification with

@@ -27,9 +27,9 @@ def samples() -> list[TrainingSample]:
     return random_samples(REWARDS)
 
 
-def run(layout: ParallelLayout, models: Path, out: Path, architecture: str, **options: int) -> None:
+def run(layout: ParallelLayout, models: Path, out: Path, architecture: str, tokens_per_micro_batch: int) -> None:
     """Scores, one step, the state after it; all as seen from rank 0."""
-    policy = PolicyTrainer(layout, Binary(), **options)
+    policy = PolicyTrainer(layout, Binary(), tokens_per_micro_batch=tokens_per_micro_batch)
     policy.load(models / architecture)
     scores = policy.score(samples())
     result = policy.train_step(samples(), RATE)
