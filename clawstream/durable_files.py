@@ -7,7 +7,7 @@ directory, rename it, sync the parent. A reader that sees the final name sees al
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def whole_directory(final: Path) -> Iterator[Path]:
+def whole_directory(final: Path) -> Generator[Path]:
     """Gives a partial directory to fill; it becomes `final` when the block ends without an exception.
 
     The caller syncs the files that it writes. An existing `final` is replaced: it is absent between two renames,

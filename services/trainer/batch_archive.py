@@ -1,3 +1,5 @@
+# pyright: basic
+# Reason: safetensors is untyped.
 """Each step's batch, kept as it was trained: trace, audit and retraining read it when the topic has forgotten.
 
 One safetensors file per step. Arrays of all samples are end to end, with bounds; the metadata holds one JSON
@@ -7,6 +9,7 @@ document (`clawstream`) with the sample ids. The same batch always gives the sam
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
@@ -65,7 +68,7 @@ def read_batch(path: Path, sha256: str) -> list[TrainingSample]:
         raise BlobError(f"archived batch {path} has checksum {found}, but its train-step says {sha256}")
     with safe_open(path, framework="numpy") as file:
         document = orjson.loads(file.metadata()["clawstream"])
-        arrays: dict[str, NDArray[np.generic]] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - a handle, no dict
+        arrays: dict[str, NDArray[Any]] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - a handle, no dict
     if document["format"] != _FORMAT:
         raise BlobError(f"archived batch {path} has format {document['format']}, this program reads {_FORMAT}")
     prompts = np.split(arrays["prompt_ids"], arrays["prompt_ends"][:-1])
@@ -87,7 +90,7 @@ def read_batch(path: Path, sha256: str) -> list[TrainingSample]:
     ]
 
 
-def _to_arrays(samples: Sequence[TrainingSample]) -> dict[str, NDArray[np.generic]]:
+def _to_arrays(samples: Sequence[TrainingSample]) -> dict[str, NDArray[Any]]:
     return {
         "prompt_ids": np.concatenate([sample.prompt_ids for sample in samples]),
         "prompt_ends": np.cumsum([sample.prompt_ids.size for sample in samples], dtype=np.int64),

@@ -1,5 +1,5 @@
-# pyright: basic
-# Reason: a thin adapter around mbridge and transformers, which are untyped.
+# pyright: basic, reportAttributeAccessIssue=false, reportArgumentType=false
+# Reason: a thin adapter around mbridge and transformers, whose hints are partial and sometimes wrong.
 """mbridge's Hugging Face <-> Megatron-Core conversion, with what it lacks for the local layer specification.
 
 mbridge assumes Transformer Engine's specification, where norms are part of the linear layers. The local one
@@ -81,7 +81,8 @@ def build_bridge(
             self._OTHER_MAPPING = {**base._OTHER_MAPPING, "input_layernorm.weight": [layer + "input_layernorm.weight"]}
 
         def _build_base_config(self, **overrides: Any) -> Any:
-            overrides |= {"sequence_parallel": False, "perform_initialization": False}
+            # Megatron marks which parameters are sharded while it initialises them, so that cannot be skipped.
+            overrides |= {"sequence_parallel": False, "perform_initialization": True}
             if not fused_norms:
                 overrides |= cpu_platform.TRANSFORMER_OVERRIDES | {"use_cpu_initialization": not cpu_platform.has_gpu()}
             return super()._build_base_config(**overrides)

@@ -1,5 +1,5 @@
-# pyright: basic
-# Reason: a thin adapter around Megatron-Core, which is untyped.
+# pyright: basic, reportAttributeAccessIssue=false
+# Reason: a thin adapter around Megatron-Core, whose specifications are typed as object.
 """A Megatron-Core GPTModel made from a Hugging Face configuration, run on packed rows.
 
 On a CPU, and on a GPU without Transformer Engine, layers come from Megatron's local specification with
@@ -28,7 +28,7 @@ class PolicyModel:
     """The policy's network on this rank, with its bridge to Hugging Face's format."""
 
     def __init__(self, config: PretrainedConfig, *, dtype: torch.dtype = torch.float32, tensor_parallel_size: int = 1):
-        """Parameters are uninitialised: load weights before use. Raises SettingsError for a layout that cannot be."""
+        """Parameters are random: load weights before use. Raises SettingsError for a layout that cannot be."""
         transformer_engine = cpu_platform.has_gpu() and find_spec("transformer_engine") is not None
         self.hugging_face_config = config
         self.vocabulary_size: int = config.vocab_size

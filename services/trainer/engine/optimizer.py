@@ -1,5 +1,5 @@
-# pyright: basic
-# Reason: torch's optimizers and torch.distributed are untyped.
+# pyright: basic, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false, reportOperatorIssue=false
+# Reason: Megatron marks parameters with attributes of its own; after a backward pass gradients are never None.
 """AdamW over this rank's shards, with gradient sums and clipping that know about tensor and data parallelism.
 
 Update (Loshchilov and Hutter, arXiv 1711.05101): theta <- theta - lr * (m / (sqrt(v) + eps) + decay * theta), with

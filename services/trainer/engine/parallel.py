@@ -1,5 +1,5 @@
-# pyright: basic
-# Reason: Megatron-Core and torch.distributed are untyped.
+# pyright: basic, reportArgumentType=false, reportPrivateImportUsage=false
+# Reason: Megatron-Core types its groups as `group, None or -100`; torch does not export its stores.
 """Process groups: tensor parallelism (TP) inside a model copy, data parallelism (DP) across copies.
 
 Under torchrun the ranks come from its environment variables. Without torchrun one process stands for a world

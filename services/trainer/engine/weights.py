@@ -1,5 +1,5 @@
-# pyright: basic
-# Reason: a thin adapter around mbridge and safetensors, which are untyped.
+# pyright: basic, reportAttributeAccessIssue=false
+# Reason: a thin adapter around mbridge and safetensors; Megatron marks parameters with attributes of its own.
 """Parameters between Hugging Face's names and shapes and this rank's Megatron shards.
 
 The conversion is mbridge's and a pure permutation of numbers, so export after import is bit-exact. It serves

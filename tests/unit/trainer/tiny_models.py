@@ -1,6 +1,7 @@
 """Tiny random Hugging Face models and random samples, also used by the torchrun worker."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ ARCHITECTURES = ("llama", "llama_untied_llama3_rope", "qwen2", "qwen3")
 
 
 def tiny_config(architecture: str) -> PretrainedConfig:
-    shape = {
+    shape: dict[str, Any] = {
         "vocab_size": VOCABULARY_SIZE,
         "hidden_size": 32,
         "intermediate_size": 48,

@@ -1,0 +1,98 @@
+"""Run by torchrun in two processes: what tensor and data parallelism compute, written to a directory for the test.
+
+Arguments: the directory of tiny models (one folder per architecture), the directory to write to.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from megatron.core import parallel_state
+from safetensors.torch import save_file
+
+from services.trainer.algorithms.binary import Binary
+from services.trainer.checkpoint import CheckpointStore
+from services.trainer.engine.parallel import ParallelLayout
+from services.trainer.policy import PolicyTrainer
+from services.trainer.sample import StepResult, TrainingSample, UnchangedReason
+from tests.unit.trainer.tiny_models import ARCHITECTURES, random_samples
+
+RATE = 1e-3
+REWARDS = [1.0, -1.0, 0.0, 1.0, -1.0]
+
+
+def samples() -> list[TrainingSample]:
+    return random_samples(REWARDS)
+
+
+def run(layout: ParallelLayout, models: Path, out: Path, architecture: str, tokens_per_micro_batch: int) -> None:
+    """Scores, one step, the state after it; all as seen from rank 0."""
+    policy = PolicyTrainer(layout, Binary(), tokens_per_micro_batch=tokens_per_micro_batch)
+    policy.load(models / architecture)
+    scores = policy.score(samples())
+    result = policy.train_step(samples(), RATE)
+    snapshot = policy.snapshot()
+    assert (snapshot is None) == (layout.rank != 0)
+    if snapshot is not None:
+        write(out, scores, result, snapshot.weights, snapshot.moments["exp_avg"])
+
+
+def write(
+    out: Path,
+    scores: list[np.ndarray],
+    result: StepResult,
+    weights: dict[str, torch.Tensor],
+    moments: dict[str, torch.Tensor],
+) -> None:
+    out.mkdir(parents=True)
+    save_file(weights, out / "weights.safetensors")
+    save_file(moments, out / "exp_avg.safetensors")
+    save_file({str(index): torch.as_tensor(score) for index, score in enumerate(scores)}, out / "scores.safetensors")
+    losses = {name: statistics.loss for name, statistics in result.samples.items()}
+    (out / "result.json").write_text(json.dumps({"metrics": dict(result.metrics), "losses": losses}))
+
+
+def main(models: Path, out: Path) -> None:
+    torch.set_num_threads(1)
+    layout = ParallelLayout.start(tensor_parallel_size=2)
+    for architecture in ARCHITECTURES:
+        run(layout, models, out / "tensor" / architecture, architecture, tokens_per_micro_batch=40)
+    resume_on_the_other_layout(layout, models, out / "checkpoints")
+    parallel_state.destroy_model_parallel()
+
+    layout = ParallelLayout.start(tensor_parallel_size=1)
+    assert (layout.data_size, layout.data_rank) == (2, layout.rank)
+    run(layout, models, out / "data" / "qwen3", "qwen3", tokens_per_micro_batch=20)
+    one_sample_on_two_copies(layout, models)
+    layout.stop()
+
+
+def resume_on_the_other_layout(layout: ParallelLayout, models: Path, root: Path) -> None:
+    """Two ranks continue the checkpoint of one rank that the test wrote, and write theirs."""
+    checkpoint = CheckpointStore(root).latest_good()
+    assert checkpoint is not None
+    policy = PolicyTrainer(layout, Binary())
+    policy.load(models / "qwen3")
+    checkpoint.restore(policy)
+    policy.train_step(random_samples(REWARDS, seed=1), RATE)
+    snapshot = policy.snapshot()
+    if snapshot is not None:
+        CheckpointStore(root).save(snapshot, {}, step=2)
+
+
+def one_sample_on_two_copies(layout: ParallelLayout, models: Path) -> None:
+    """One rank has no micro-batch: both must make the same update, and the same refusal."""
+    policy = PolicyTrainer(layout, Binary())
+    policy.load(models / "qwen3")
+    assert policy.train_step(random_samples([1.0]), RATE).changed
+    refused = policy.train_step(random_samples([0.0]), RATE)
+    assert refused.unchanged_reason is UnchangedReason.ZERO_ADVANTAGE
+    for name, parameter in policy.model.named_parameters().items():
+        largest = layout.max_over_data_ranks(parameter.detach().clone())
+        assert torch.equal(largest, parameter), f"{name} differs between the copies"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
