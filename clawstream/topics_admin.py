@@ -1,11 +1,15 @@
 """Makes the broker's topics what their YAML files say. Run it as often as you like."""
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from clawstream.bus.interface import Admin, TopicSpecification
-from clawstream.errors import TopicDefinitionError
+from clawstream.bus.interface import Admin, Bus, TopicSpecification
+from clawstream.clock import Clock
+from clawstream.errors import BusError, TopicDefinitionError
 from clawstream.topics import TopicDefinition, full_name
+
+_LEADER_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +62,30 @@ def apply_topics(
         updated=updated,
         unchanged=tuple(name for name in existing if name not in updated),
     )
+
+
+def wait_until_readable(
+    bus: Bus, namespace: str, definitions: Iterable[TopicDefinition], clock: Clock, *, timeout_seconds: float
+) -> None:
+    """Returns when every partition answers a reader.
+
+    A topic that was just created has no leader for a moment; whoever reads it then is told so and would have to try
+    again. Raises the last BusError when the time is over.
+    """
+    deadline_seconds = clock.monotonic_seconds() + timeout_seconds
+    admin = bus.admin()
+    consumer = bus.reader()
+    try:
+        names = [full_name(namespace, definition.topic) for definition in definitions]
+        for partition in [partition for name in names for partition in admin.partitions(name)]:
+            while True:
+                try:
+                    consumer.watermarks(partition)
+                    break
+                except BusError:
+                    if clock.monotonic_seconds() >= deadline_seconds:
+                        raise
+                    time.sleep(_LEADER_POLL_SECONDS)
+    finally:
+        consumer.close()
+        admin.close()

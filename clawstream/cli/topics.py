@@ -6,12 +6,37 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from clawstream.bus.kafka import KafkaBus
 from clawstream.cli.options import ConfigOption
 from clawstream.cli.terminal import optional_config, output
+from clawstream.clock import SystemClock
 from clawstream.supervisor.settings import load_system_settings
 from clawstream.topics import full_name, topic_definitions
+from clawstream.topics_admin import apply_topics, wait_until_readable
+
+_LEADER_TIMEOUT_SECONDS = 60.0
 
 app = typer.Typer(help="The topics of the log.", no_args_is_help=True)
+
+
+@app.command()
+def apply(config: ConfigOption = None) -> None:
+    """Creates the topics that are missing and corrects their settings. Run it as often as you like."""
+    settings = load_system_settings(optional_config(config), os.environ)
+    kafka = settings.kafka
+    definitions = topic_definitions().values()
+    bus = KafkaBus(kafka, client_id="topics")
+    admin = bus.admin()
+    try:
+        report = apply_topics(admin, kafka.namespace, kafka.replication_factor, definitions)
+    finally:
+        admin.close()
+    wait_until_readable(bus, kafka.namespace, definitions, SystemClock(), timeout_seconds=_LEADER_TIMEOUT_SECONDS)
+    for name in report.created:
+        output.print(f"created {name}")
+    for name, changes in report.updated.items():
+        output.print(f"changed {name}: {', '.join(f'{key}={value}' for key, value in sorted(changes.items()))}")
+    output.print(f"{len(report.created)} created, {len(report.updated)} changed, {len(report.unchanged)} unchanged")
 
 
 @app.command("list")

@@ -1,7 +1,7 @@
 """Checks of one system: its settings, model folders, ports and broker."""
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -88,14 +88,11 @@ def check_ports(system: SystemSettings, document: Mapping[str, Any]) -> list[Fin
 def check_models(system: SystemSettings, document: Mapping[str, Any], base: Path) -> list[Finding]:
     """Whether the model folders that the file names exist and look like Hugging Face models."""
     folders: dict[Path, str] = {}
-    sections = {process.service.value for process in system.processes}
-    for section in sorted(sections):
-        values = document.get(section, {})
-        if not isinstance(values, dict):
-            continue
-        for key, value in cast("Mapping[str, Any]", values).items():
-            if key in ("model", "model_directory", "model_path", "tokenizer_directory") and isinstance(value, str):
-                folders.setdefault(base / value, f"{section}.{key}")
+    for process in system.processes:
+        section = process.service.value
+        values = {**cast("Mapping[str, Any]", document.get(section, {})), **process.overrides}
+        for setting, value in _model_settings(section, values):
+            folders.setdefault(base / value, setting)
     findings: list[Finding] = []
     for folder, setting in folders.items():
         if (folder / "config.json").is_file():
@@ -104,3 +101,16 @@ def check_models(system: SystemSettings, document: Mapping[str, Any], base: Path
             remedy = f"`clawstream models fetch smollm2 --directory {folder}`, or correct {setting}"
             findings.append(Finding("model", Verdict.MISSING, f"{folder} holds no config.json", remedy))
     return findings
+
+
+def _model_settings(section: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Settings that name a model's folder: trainer `model`, engine `model_path`, judge `model.directory`.
+
+    Remote addresses are not folders.
+    """
+    for key in ("model", "model_path", "model_directory"):
+        value = values.get(key)
+        if isinstance(value, Mapping):
+            key, value = f"{key}.directory", cast("Mapping[str, Any]", value).get("directory")
+        if isinstance(value, str) and "://" not in value:
+            yield f"{section}.{key}", value

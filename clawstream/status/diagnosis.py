@@ -1,0 +1,159 @@
+"""Is it learning, and if not, why not. Pure: a snapshot in, sentences out.
+
+The data flow is a chain, so the first link that has nothing behind it is the answer; what follows it is silent for the
+same reason.
+"""
+
+from dataclasses import dataclass
+
+from clawstream.status.snapshot import LogSnapshot, Snapshot, StageLag
+from clawstream.supervisor.report import ProcessState
+from clawstream.topics import NEXT_STATES, SAMPLES, SCORES, TURNS
+from schemas.events.weights import EngineState
+
+_TROUBLED = frozenset({ProcessState.FAILED, ProcessState.BACKING_OFF, ProcessState.UNREADY})
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The answer."""
+
+    is_learning: bool
+    """Whether a step has changed the weights and nothing stands in the way of the next one."""
+    headline: str
+    """The answer in one sentence."""
+    notes: tuple[str, ...]
+    """What else somebody should know."""
+
+
+def diagnose(snapshot: Snapshot) -> Diagnosis:
+    """The first broken link, or what was learned."""
+    notes = _notes(snapshot)
+    troubles = _process_troubles(snapshot)
+    log = snapshot.log
+    if log is None:
+        return Diagnosis(False, f"the log cannot be read: {snapshot.log_problem}", (*troubles, *notes))
+    missing_link = _missing_link(snapshot, log)
+    if missing_link is not None:
+        return Diagnosis(False, missing_link, (*troubles, *notes))
+    if troubles:
+        return Diagnosis(False, troubles[0], (*troubles[1:], *notes))
+    return _learned(log, notes)
+
+
+def _missing_link(snapshot: Snapshot, log: LogSnapshot) -> str | None:
+    """Why no step has been made yet, or None when there are steps."""
+    lags = {lag.stage: lag for lag in log.lags}
+    if not log.offsets[TURNS]:
+        return f"no turn has been recorded yet: {_how_to_talk(snapshot)}"
+    if not log.offsets[NEXT_STATES]:
+        return (
+            "there are turns, and nobody has reacted to one yet: a turn is judged when the next message of its "
+            "conversation arrives, on explicit feedback, or when its session ends"
+        )
+    if not log.offsets[SCORES]:
+        return _stuck("judge", "next states, and no score", lags["judge"], snapshot)
+    if not log.offsets[SAMPLES]:
+        return _stuck("teacher", "scores, and no sample", lags["teacher"], snapshot)
+    if not log.steps_read:
+        return f"there are samples, and no step yet: {_batch(snapshot, lags['trainer'])}"
+    return None
+
+
+def _how_to_talk(snapshot: Snapshot) -> str:
+    for process in snapshot.report.processes if snapshot.report else []:
+        if "openai" in process.addresses:
+            return f"point a client at {process.addresses['openai']}"
+    return "point a client at the gateway"
+
+
+def _stuck(stage: str, what: str, lag: StageLag, snapshot: Snapshot) -> str:
+    if lag.records:
+        return f"there are {what} yet: the {stage} has {_lag_text(lag)} before it; see `clawstream logs {stage}`"
+    skipped = _skips(snapshot, stage)
+    return f"there are {what}: the {stage} resolved all of them without an output{skipped}"
+
+
+def _skips(snapshot: Snapshot, stage: str) -> str:
+    processes = {p.name for p in snapshot.report.processes if p.service == stage} if snapshot.report else set[str]()
+    counts: dict[str, float] = {}
+    for sample in snapshot.metrics:
+        if sample.name == "clawstream_worker_inputs_total" and sample.process in processes:
+            key = sample.labels.get("reason") or sample.labels.get("result", "")
+            counts[key] = counts.get(key, 0.0) + sample.value
+    told = ", ".join(f"{reason}: {count:.0f}" for reason, count in sorted(counts.items()) if count)
+    return f" ({told})" if told else ""
+
+
+def _batch(snapshot: Snapshot, lag: StageLag) -> str:
+    have, need = snapshot.total("clawstream_batch_have"), snapshot.total("clawstream_batch_need")
+    if have is not None and need:
+        return f"{have:.0f} of {need:.0f} effective samples of the next batch are there"
+    return f"the trainer's metrics cannot be read; it has {_lag_text(lag)} before it"
+
+
+def _lag_text(lag: StageLag) -> str:
+    if not lag.records:
+        return "nothing"
+    more = "at least " if lag.is_lower_bound else ""
+    age = f", the oldest {lag.oldest_seconds:.0f} s old" if lag.oldest_seconds is not None else ""
+    return f"{more}{lag.records} record{'s' if lag.records > 1 else ''}{age}"
+
+
+def _learned(log: LogSnapshot, notes: tuple[str, ...]) -> Diagnosis:
+    changed = [step for step in log.steps if step.weight_version is not None]
+    if not changed:
+        reasons = sorted({step.unchanged_reason or "unknown" for step in log.steps})
+        return Diagnosis(False, f"the last {len(log.steps)} steps changed no weight: {', '.join(reasons)}", notes)
+    last = changed[-1]
+    watched = [engine for engine in log.engines if not engine.is_expired]
+    if not watched:
+        return Diagnosis(
+            False,
+            f"version {last.weight_version} was made, and no gateway moves it into service: no engine has a heartbeat",
+            notes,
+        )
+    serving = [engine for engine in watched if engine.weight_version == log.pointer_version]
+    failed = [engine for engine in watched if engine.state in (EngineState.FAILED, EngineState.UNREACHABLE)]
+    if not serving and failed:
+        told = "; ".join(f"{engine.engine}: {engine.error or engine.state.value}" for engine in failed)
+        return Diagnosis(False, f"version {log.pointer_version} is in service on no engine: {told}", notes)
+    return Diagnosis(
+        True,
+        f"step {last.step} made version {last.weight_version}; version {log.pointer_version} should be in service and "
+        f"is on {len(serving)} of {len(watched)} engines",
+        notes,
+    )
+
+
+def _process_troubles(snapshot: Snapshot) -> tuple[str, ...]:
+    if snapshot.report is None or snapshot.supervisor_pid is None:
+        return ()
+    return tuple(
+        f"{process.name} is {process.state}: {process.detail or process.last_exit}"
+        for process in snapshot.report.processes
+        if process.state in _TROUBLED
+    )
+
+
+def _notes(snapshot: Snapshot) -> tuple[str, ...]:
+    notes: list[str] = []
+    if snapshot.report is not None and snapshot.supervisor_pid is None:
+        notes.append("no supervisor runs here: what follows is what the log says; start with `clawstream up`")
+    if snapshot.silent:
+        notes.append(f"no metrics from {', '.join(snapshot.silent)}")
+    unrecorded = snapshot.total("clawstream_turns_unrecorded_total")
+    if unrecorded:
+        notes.append(f"{unrecorded:.0f} turns were served and not recorded: the outbox was full")
+    dead = snapshot.total("clawstream_dead_letters_total")
+    if dead:
+        notes.append(f"{dead:.0f} records went to a dead-letter topic")
+    if snapshot.log is not None and snapshot.log.drops:
+        reason, count = max(snapshot.log.drops.items(), key=lambda item: item[1])
+        total = sum(snapshot.log.drops.values())
+        steps = snapshot.log.steps_read
+        notes.append(f"the trainer dropped {total} samples in the last {steps} steps, {count} of them as {reason}")
+    for engine in snapshot.log.engines if snapshot.log else []:
+        if engine.error:
+            notes.append(f"engine {engine.engine}: {engine.error}")
+    return tuple(notes)

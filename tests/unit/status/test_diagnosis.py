@@ -1,0 +1,144 @@
+"""Is it learning, and if not, why not: the first broken link is the answer."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clawstream.status.diagnosis import diagnose
+from clawstream.status.snapshot import EngineVersion, LogSnapshot, MetricSample, Snapshot, StageLag, Step
+from clawstream.supervisor.report import ProcessReport, ProcessState, SupervisorReport
+from clawstream.topics import NEXT_STATES, SAMPLES, SCORES, TURNS, topic_definitions
+from schemas.events.weights import EngineState
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def lag(stage: str, topic: str, records: int = 0) -> StageLag:
+    oldest = 30.0 if records else None
+    return StageLag(stage=stage, topic=topic, records=records, is_lower_bound=False, oldest_seconds=oldest)
+
+
+def step(number: int, version: int | None = 1, unchanged: str = "") -> Step:
+    return Step(
+        step=number,
+        base_version=0,
+        weight_version=version,
+        unchanged_reason=unchanged,
+        closed_by="count",
+        samples=16,
+        drops={},
+        mean_reward=0.5,
+        mean_age=0.0,
+        seconds=3.0,
+        finished_at=NOW - timedelta(minutes=1),
+    )
+
+
+def engine(version: int | None = 1, **fields: Any) -> EngineVersion:
+    values = {"state": EngineState.READY, "target_version": None, "is_expired": False, "error": "", **fields}
+    return EngineVersion(engine="engine-1", weight_version=version, **values)
+
+
+def log(lags: dict[str, int] | None = None, **fields: Any) -> LogSnapshot:
+    waiting = lags or {}
+    values: dict[str, Any] = {
+        "offsets": dict.fromkeys(topic_definitions(), 5),
+        "lags": [
+            lag("judge", NEXT_STATES, waiting.get("judge", 0)),
+            lag("teacher", SCORES, waiting.get("teacher", 0)),
+            lag("trainer", SAMPLES, waiting.get("trainer", 0)),
+        ],
+        "pointer_version": 1,
+        "newest_version": 1,
+        "engines": [engine()],
+        "steps": [step(1)],
+        "drops": {},
+        "steps_read": 1,
+        **fields,
+    }
+    return LogSnapshot(**values)
+
+
+def process(name: str, state: ProcessState = ProcessState.READY, **fields: Any) -> ProcessReport:
+    return ProcessReport(name=name, service=name, state=state, since=NOW, log_file=Path("x.log"), **fields)
+
+
+def snapshot(
+    what: LogSnapshot | None, *processes: ProcessReport, metrics: list[MetricSample] | None = None
+) -> Snapshot:
+    report = SupervisorReport(config_file=Path("c"), supervisor_pid=1, started_at=NOW, processes=list(processes))
+    problem = "" if what else "127.0.0.1:9092 refused"
+    return Snapshot(taken_at=NOW, supervisor_pid=1, report=report, log=what, log_problem=problem, metrics=metrics or [])
+
+
+def without(*topics: str) -> dict[str, int]:
+    return {topic: 0 if topic in topics else 5 for topic in topic_definitions()}
+
+
+def test_a_whole_chain_is_learning() -> None:
+    diagnosis = diagnose(snapshot(log()))
+    assert diagnosis.is_learning
+    assert "step 1 made version 1" in diagnosis.headline
+    assert "1 of 1 engines" in diagnosis.headline
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        (None, "127.0.0.1:9092 refused"),
+        (log(offsets=without(TURNS, NEXT_STATES, SCORES, SAMPLES)), "no turn has been recorded"),
+        (log(offsets=without(NEXT_STATES, SCORES, SAMPLES)), "nobody has reacted"),
+        (log({"judge": 3}, offsets=without(SCORES, SAMPLES)), "the judge has 3 records, the oldest 30 s old"),
+        (log(offsets=without(SCORES, SAMPLES)), "the judge resolved all of them without an output"),
+        (log({"teacher": 1}, offsets=without(SAMPLES)), "the teacher has 1 record,"),
+        (log(steps=[], steps_read=0), "no step yet"),
+        (log(steps=[step(1, None, "zero_advantage")]), "changed no weight: zero_advantage"),
+        (log(engines=[engine(is_expired=True)]), "no engine has a heartbeat"),
+        (log(engines=[engine(0, state=EngineState.FAILED, error="checksum")]), "no engine: engine-1: checksum"),
+    ],
+)
+def test_the_first_broken_link_is_the_answer(what: LogSnapshot | None, words: str) -> None:
+    diagnosis = diagnose(snapshot(what))
+    assert not diagnosis.is_learning
+    assert words in diagnosis.headline
+
+
+def test_have_and_need_of_the_first_batch() -> None:
+    metrics = [
+        MetricSample(process="trainer", name=f"clawstream_batch_{name}", labels={}, value=value)
+        for name, value in (("have", 12), ("need", 16))
+    ]
+    diagnosis = diagnose(snapshot(log(steps=[], steps_read=0), metrics=metrics))
+    assert "12 of 16 effective samples" in diagnosis.headline
+
+
+def test_a_worker_that_skips_everything_says_why() -> None:
+    metrics = [
+        MetricSample(
+            process="judge",
+            name="clawstream_worker_inputs_total",
+            labels={"result": "skipped", "reason": "session_end"},
+            value=4,
+        )
+    ]
+    what = log(offsets=without(SCORES, SAMPLES))
+    assert "session_end: 4" in diagnose(snapshot(what, process("judge"), metrics=metrics)).headline
+
+
+def test_a_failed_process_stands_in_the_way_although_there_were_steps() -> None:
+    diagnosis = diagnose(snapshot(log(), process("trainer", ProcessState.FAILED, detail="crash-looping, 8 times")))
+    assert not diagnosis.is_learning
+    assert diagnosis.headline == "trainer is failed: crash-looping, 8 times"
+
+
+def test_the_address_to_talk_to_is_told() -> None:
+    what = log(offsets=without(TURNS))
+    gateway = process("gateway", addresses={"openai": "http://127.0.0.1:8000/v1"})
+    assert "point a client at http://127.0.0.1:8000/v1" in diagnose(snapshot(what, gateway)).headline
+
+
+def test_the_largest_reason_for_drops_is_noted() -> None:
+    diagnosis = diagnose(snapshot(log(drops={"too_old": 7, "superseded": 2})))
+    assert any("dropped 9 samples in the last 1 steps, 7 of them as too_old" in note for note in diagnosis.notes)
