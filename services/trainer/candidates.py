@@ -1,12 +1,13 @@
-"""From a record of `samples` to something that can be trained, or to the reason why it cannot. Pure."""
+"""From a record of `samples` to something that can be trained, or to the reason why it cannot."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from clawstream.blobs import resolve
 from clawstream.bus.interface import Record
 from clawstream.codec import decode_as
-from clawstream.errors import DecodeError
+from clawstream.errors import BlobError, DecodeError
 from schemas.events import SampleEvent
 from schemas.events.base import RecordReference
 from schemas.events.sample import SampleRevision
@@ -58,10 +59,10 @@ def read_candidate(record: Record, rules: CandidateRules, *, newest_published: i
     """
     event = decode_as(record, SampleEvent)
     try:
-        prompt_ids = event.prompt_ids.to_numpy().astype(np.int32)
-        response_ids = event.response_ids.to_numpy().astype(np.int32)
-        behaviour = event.behaviour_logprobs.to_numpy().astype(np.float32)
-    except ValueError as error:
+        prompt_ids = resolve(event.prompt_ids).astype(np.int32)
+        response_ids = resolve(event.response_ids).astype(np.int32)
+        behaviour = resolve(event.behaviour_logprobs).astype(np.float32)
+    except BlobError as error:
         raise DecodeError(f"{record}: sample {event.sample_id}: {error}") from error
     dropped = _reason_to_drop(event, prompt_ids, response_ids, behaviour, rules, newest_published)
     if dropped is not None:
