@@ -180,6 +180,8 @@ class RetryLater(ClawstreamError):  # noqa: N818
 
 class TooManyDeadLetters(ClawstreamError):  # noqa: N818
     """Most of a worker's recent inputs became dead letters: more likely our fault than theirs. The worker stops."""
+
+
 class OutboxError(ClawstreamError):
     """The outbox between gateway and log is damaged, used by another process, or its disk refuses writes."""
 

@@ -10,7 +10,8 @@ from schemas.events.base import Event, RecordReference, RolloutPosition, TurnTyp
 class TurnIndexEvent(Event):
     """What a gateway must know of a turn to recognise the request that follows it.
 
-    Holds keyed hashes (truncated HMAC-SHA256 in hexadecimal), never text: who reads the index learns nothing of what was said.
+    Holds keyed hashes (truncated HMAC-SHA256 in hexadecimal), never text: who reads the index learns nothing of what
+    was said.
     """
 
     event_type: ClassVar[str] = "clawstream.turn-index"

@@ -124,7 +124,7 @@ def test_too_large_a_record_is_refused_by_name(bus: Bus, namespace: str) -> None
     small = create_topic(bus, f"{namespace}.small.v1", max_message_bytes="2000")
     record = OutgoingRecord(small, b"big", random.Random(1).randbytes(10_000))
     producer = bus.producer()
-    with pytest.raises(RecordRejected, match="10000 bytes|10003 bytes") as caught:
+    with pytest.raises(RecordRejected, match=r"10000 bytes|10003 bytes") as caught:
         producer.produce(record)
         producer.flush(30)
     assert caught.value.record is record
