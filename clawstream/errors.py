@@ -23,6 +23,7 @@
     │   ├── EngineTimeout        a deadline passed
     │   ├── EngineProtocolError  the engine answered what its contract does not allow
     │   └── NoEngineReady        no engine may serve now; carries retry_after_seconds
+    ├── RequestRefused           a client's request cannot be served; carries the OpenAI-shaped answer
     ├── WeightsError             published weights are torn, missing or cannot be loaded
     ├── GateDeposed              another gateway commands the engines by now; stop commanding
     ├── RetryLater               an input cannot be handled now (an outage); it stays unresolved
@@ -152,6 +153,31 @@ class NoEngineReady(EngineError, ConnectionError):  # noqa: N818
 
     def __init__(self, message: str, *, retry_after_seconds: float) -> None:
         super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class RequestRefused(ClawstreamError):  # noqa: N818
+    """A client's request cannot be served. Carries what the client is told, in OpenAI's terms.
+
+    `status` is the HTTP status; `error_type`, `code` and `parameter` are OpenAI's error fields;
+    `retry_after_seconds` is set where trying again may help.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        error_type: str = "invalid_request_error",
+        code: str | None = None,
+        parameter: str | None = None,
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.error_type = error_type
+        self.code = code
+        self.parameter = parameter
         self.retry_after_seconds = retry_after_seconds
 
 

@@ -1,3 +1,3 @@
 """Fixtures for all lanes."""
 
-pytest_plugins = ["tests.fixtures.broker", "tests.fixtures.tokenizers"]
+pytest_plugins = ["tests.fixtures.broker", "tests.fixtures.tokenizers", "tests.fixtures.gateway_app"]

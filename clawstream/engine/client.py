@@ -1,7 +1,7 @@
 """`EngineClient` over HTTP: SGLang's API, which `services.engine` speaks too."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -65,7 +65,7 @@ class HttpEngineClient:
     def name(self) -> str:
         return self._name
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationChunk]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationChunk]:
         body = {
             "rid": request.request_id,
             "input_ids": list(request.input_ids),

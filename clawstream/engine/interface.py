@@ -4,7 +4,7 @@ Conventions, measured on SGLang 0.5.23: log-probs of sampled tokens are those of
 log-probs of given tokens are always at temperature 1. Weight versions are decimal numbers sent as text.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -88,8 +88,8 @@ class EngineClient(Protocol):
         """Name in the configuration."""
         ...
 
-    def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationChunk]:
-        """Streams an answer. Closing the iterator early closes the connection; call `abort` as well."""
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationChunk]:
+        """Streams an answer. Closing the generator early closes the connection; call `abort` as well."""
         ...
 
     async def generate_text(

@@ -85,6 +85,11 @@ class PackageRenderer:
         return self._tokenizer.fingerprint
 
     @property
+    def max_position_embeddings(self) -> int | None:
+        """Longest sequence that the model was made for, if its configuration says so."""
+        return self._tokenizer.max_position_embeddings
+
+    @property
     def stop_token_ids(self) -> list[int]:
         return list(self._stop_token_ids)
 

@@ -25,6 +25,8 @@ class LoadedTokenizer:
     """sha256 in hexadecimal over vocabulary, special tokens and chat template."""
     model_type: str
     """`model_type` of config.json, or ""."""
+    max_position_embeddings: int | None
+    """Longest sequence that the model was made for, as config.json says."""
     end_of_sequence_ids: list[int]
     """The tokenizer's end token and those of generation_config.json."""
     byte_ids: frozenset[int] = field(repr=False)
@@ -77,6 +79,7 @@ def load_tokenizer(directory: Path) -> LoadedTokenizer:
         hugging_face=tokenizer,
         fingerprint=_fingerprint(vocabulary, special_ids, tokenizer.chat_template),
         model_type=str(config.get("model_type", "")),
+        max_position_embeddings=config.get("max_position_embeddings"),
         end_of_sequence_ids=list(dict.fromkeys([*own, *listed])),
         byte_ids=byte_token_ids(vocabulary),
         special_ids=special_ids,

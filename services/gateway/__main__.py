@@ -1,0 +1,36 @@
+"""`python -m services.gateway --config clawstream.toml [--process NAME]`."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+
+from clawstream.bus.kafka import KafkaBus
+from clawstream.errors import ClawstreamError
+from clawstream.log import configure_logging
+from clawstream.settings import load_settings
+from services.gateway.server import serve
+from services.gateway.settings import GatewaySettings
+
+
+def main(
+    config: Annotated[Path | None, typer.Option(help="The TOML file.")] = None,
+    process: Annotated[str | None, typer.Option(help="Its entry in [[processes]].")] = None,
+) -> None:
+    """Serve a policy over OpenAI's API and write down every turn."""
+    try:
+        settings = load_settings(
+            GatewaySettings, section="gateway", file=config, process=process, environment=os.environ
+        )
+        logger = configure_logging(settings.log, process=settings.name)
+        code = uvloop.run(serve(settings, KafkaBus(settings.kafka, client_id=settings.name), logger))
+    except (ClawstreamError, OSError) as error:
+        sys.exit(f"gateway: {error}")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,179 @@
+"""One chat request, from its body to a running generation."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clawstream.clock import Clock
+from clawstream.errors import RequestRefused
+from clawstream.log import Logger
+from clawstream.metrics import Metrics
+from clawstream.rendering.interface import ChatRenderer, RenderedPrompt
+from schemas.events.base import Message
+from services.gateway.chat_request import ChatRequest, read_chat_request
+from services.gateway.generation import Generation, GenerationPlan
+from services.gateway.ports import Conversations, EngineRouter, IncomingRequest
+from services.gateway.request_headers import (
+    rollout_position,
+    session_done,
+    session_header,
+    session_hint,
+    trace_id,
+    turn_type,
+)
+from services.gateway.request_json import parse_json_object
+from services.gateway.sampling import plan_sampling
+
+_LARGE_BODY_BYTES = 64 * 1024
+"""Above it, parsing and rendering leave the event loop to other requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatLimits:
+    """What requests may ask for, and what they get when they ask for nothing."""
+
+    served_model: str
+    model_names: frozenset[str]
+    """Names that requests may use."""
+    policy: str
+    max_context_tokens: Callable[[], int]
+    """Longest prompt and answer together, as far as it is known by now."""
+    default_max_tokens: int
+    default_temperature: float
+    session_hint_headers: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class StartedChat:
+    """A request that is being answered."""
+
+    request: ChatRequest
+    generation: Generation
+
+
+class ChatService:
+    """Starts generations and knows those that run."""
+
+    def __init__(
+        self,
+        *,
+        limits: ChatLimits,
+        conversations: Conversations,
+        router: EngineRouter,
+        renderer: ChatRenderer,
+        clock: Clock,
+        metrics: Metrics,
+        logger: Logger,
+    ) -> None:
+        self._limits = limits
+        self._conversations = conversations
+        self._router = router
+        self._renderer = renderer
+        self._clock = clock
+        self._metrics = metrics
+        self._logger = logger
+        self._running: dict[asyncio.Task[None], Generation] = {}
+
+    @property
+    def requests_in_flight(self) -> int:
+        """Answers that are not recorded yet."""
+        return len(self._running)
+
+    async def start(self, principal: str, headers: Mapping[str, str], body: bytes) -> StartedChat:
+        """Reads, checks and renders the request, then starts to answer it. Raises RequestRefused or ContractError.
+
+        A request that is refused here leaves no trace on the log.
+        """
+        received_at = self._clock.now()
+        is_large = len(body) > _LARGE_BODY_BYTES
+        parsed = await asyncio.to_thread(parse_json_object, body) if is_large else parse_json_object(body)
+        request = read_chat_request(parsed)
+        self.check_model(request.model)
+        tools = [] if request.tool_choice_none else request.tools
+        prompt = (
+            await asyncio.to_thread(self._render, request.messages, tools)
+            if is_large
+            else self._render(request.messages, tools)
+        )
+        plan = GenerationPlan(
+            incoming=IncomingRequest(
+                principal=principal,
+                messages=request.messages,
+                tools=request.tools,
+                session_header=session_header(headers),
+                session_hint=session_hint(headers, self._limits.session_hint_headers, request.session_hint),
+                turn_type_header=turn_type(headers),
+                session_done=session_done(headers),
+                trace_id=trace_id(headers),
+                user_agent=headers.get("user-agent", "")[:200],
+                rollout=rollout_position(headers),
+                received_at=received_at,
+            ),
+            prompt=prompt,
+            sampling=plan_sampling(
+                request,
+                prompt_tokens=len(prompt.token_ids),
+                max_context_tokens=self._limits.max_context_tokens(),
+                default_max_tokens=self._limits.default_max_tokens,
+                default_temperature=self._limits.default_temperature,
+                stop_token_ids=self._renderer.stop_token_ids,
+            ),
+            streams=request.stream,
+            policy=self._limits.policy,
+        )
+        generation = Generation(
+            plan,
+            conversations=self._conversations,
+            router=self._router,
+            renderer=self._renderer,
+            clock=self._clock,
+            metrics=self._metrics,
+            logger=self._logger,
+        )
+        task = asyncio.create_task(generation.run())
+        self._running[task] = generation
+        self._metrics.set("requests_in_flight", len(self._running))
+        task.add_done_callback(self._ended)
+        return StartedChat(request, generation)
+
+    def check_model(self, model: str | None) -> None:
+        """Raises RequestRefused, status 404, for a model that is not served. No name means the one there is."""
+        if model is not None and model not in self._limits.model_names:
+            raise RequestRefused(
+                f"the model {model[:100]!r} does not exist; this gateway serves {self._limits.served_model!r}",
+                status=404,
+                code="model_not_found",
+                parameter="model",
+            )
+
+    def model_cards(self) -> list[dict[str, Any]]:
+        """For /v1/models. The context length stands under the names that different clients read."""
+        limit = self._limits.max_context_tokens()
+        return [
+            {
+                "id": self._limits.served_model,
+                "object": "model",
+                "created": 0,
+                "owned_by": "clawstream",
+                "max_model_len": limit,
+                "context_length": limit,
+                "context_window": limit,
+            }
+        ]
+
+    async def finish(self, wait_seconds: float) -> None:
+        """Lets running answers end for so long, ends the rest with an error, and waits until all are recorded."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=wait_seconds)
+        for generation in self._running.values():
+            generation.shut_down()
+        if self._running:
+            await asyncio.wait(self._running)
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Message]) -> RenderedPrompt:
+        return self._renderer.render(messages, tools)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._running[task]
+        self._metrics.set("requests_in_flight", len(self._running))

@@ -1,0 +1,282 @@
+"""One answer, from the placing of its request to the record of its turn.
+
+Runs as a task of its own, so that a client who leaves cannot cancel the record. The HTTP side reads its events.
+"""
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum, auto
+
+from clawstream.clock import Clock
+from clawstream.engine.interface import EngineClient, GenerationChunk, GenerationRequest
+from clawstream.errors import ClawstreamError, EngineError, EngineTimeout, EngineUnavailable, RequestRefused
+from clawstream.log import Logger
+from clawstream.metrics import Metrics
+from clawstream.rendering.interface import AnswerDelta, AnswerStream, ChatRenderer, ParsedAnswer, RenderedPrompt
+from services.gateway.capture import Capture
+from services.gateway.errors import DEFAULT_RETRY_AFTER_SECONDS, to_refusal
+from services.gateway.openai_format import Usage, finish_reason
+from services.gateway.ports import Conversations, EngineRouter, IncomingRequest, Placement
+from services.gateway.sampling import SamplingPlan
+from services.gateway.turn_record import build_turn
+
+_MAX_ATTEMPTS = 3
+"""How many engines are tried before a request fails."""
+_ABORT_SECONDS = 2.0
+"""How long the engine is given to take note that an answer is not wanted any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some tokens and what they added."""
+
+    delta: AnswerDelta
+    token_ids: list[int]
+    """[new_tokens]"""
+    logprobs: list[float | None]
+    """[new_tokens] in nats, if the engine is right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The answer is complete and safe."""
+
+    answer: ParsedAnswer
+    reason: str
+    """OpenAI's finish reason."""
+    usage: Usage
+    token_ids: list[int]
+    logprobs: list[float | None]
+    recorded: bool
+    """False: the outbox was full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """There will be no (further) answer."""
+
+    refusal: RequestRefused
+
+
+GenerationEvent = Piece | Finished | Failed
+
+
+class _Stop(Enum):
+    """Why an answer is ended from outside."""
+
+    CLIENT_GONE = auto()
+    SHUTDOWN = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationPlan:
+    """Everything that is decided before a request is placed."""
+
+    incoming: IncomingRequest
+    prompt: RenderedPrompt
+    sampling: SamplingPlan
+    streams: bool
+    """What was sent cannot be taken back: an answer that streams is tried again only before its first token."""
+    policy: str
+
+
+class Generation:
+    """Runs a plan. Call `run` once, in a task; read `next_event` until Finished or Failed."""
+
+    def __init__(
+        self,
+        plan: GenerationPlan,
+        *,
+        conversations: Conversations,
+        router: EngineRouter,
+        renderer: ChatRenderer,
+        clock: Clock,
+        metrics: Metrics,
+        logger: Logger,
+    ) -> None:
+        self._plan = plan
+        self._conversations = conversations
+        self._router = router
+        self._renderer = renderer
+        self._clock = clock
+        self._metrics = metrics
+        self._logger = logger
+        self._events: asyncio.Queue[GenerationEvent] = asyncio.Queue()
+        self._placed: asyncio.Future[Placement | None] = asyncio.get_running_loop().create_future()
+        self._stop: _Stop | None = None
+        self._sampling_task: asyncio.Task[None] | None = None
+        # Of the attempt that is under way.
+        self._engine: EngineClient | None = None
+        self._request_id = ""
+        self._capture = Capture()
+        self._answer: AnswerStream | None = None
+        self._first_token_at: datetime | None = None
+
+    async def placement(self) -> Placement | None:
+        """Where the request belongs, as soon as it is known. None when placing it failed: see `next_event`."""
+        return await asyncio.shield(self._placed)
+
+    async def next_event(self) -> GenerationEvent:
+        """The next event, in order. Cancelling the wait loses nothing."""
+        return await self._events.get()
+
+    def client_gone(self) -> None:
+        """Ends the engine's work; what was sampled is recorded and never trained. Harmless at the end."""
+        self._end(_Stop.CLIENT_GONE)
+
+    def shut_down(self) -> None:
+        """Ends the answer with an error for the client. Harmless at the end."""
+        self._end(_Stop.SHUTDOWN)
+
+    def _end(self, stop: _Stop) -> None:
+        if self._stop is None:
+            self._stop = stop
+            if self._sampling_task is not None:
+                self._sampling_task.cancel()
+
+    async def run(self) -> None:
+        """Every failure becomes an event: this is the boundary of one request."""
+        try:
+            placement = await self._conversations.place(self._plan.incoming)
+            self._placed.set_result(placement)
+            await self._sample_and_record(placement)
+        except ClawstreamError as error:
+            self._fail(to_refusal(error))
+        except Exception as error:
+            self._logger.exception("a request failed", error=type(error).__name__)
+            self._fail(to_refusal(ClawstreamError()))
+        finally:
+            if not self._placed.done():
+                self._placed.set_result(None)
+
+    async def _sample_and_record(self, placement: Placement) -> None:
+        failure: EngineError | None = None
+        if self._stop is None:
+            self._sampling_task = asyncio.create_task(self._sample(placement))
+            try:
+                await self._sampling_task
+            except asyncio.CancelledError:
+                if self._stop is None:
+                    raise
+            except EngineError as error:
+                failure = error
+        if failure is None and self._stop is None:
+            await self._finish(placement)
+            return
+        if self._engine is not None and not isinstance(failure, EngineUnavailable):
+            await self._abort(self._engine)
+        if self._capture.token_ids and (self._plan.streams or failure is None):
+            # Clients keep partial answers: the turn must be known when they come back with one.
+            self._capture.finish_reason = None
+            self._put(self._stream().finish(), GenerationChunk([], []))
+            await self._record(placement, self._stream().answer(), "abort")
+        if failure is not None:
+            raise failure
+        raise RequestRefused(
+            "the gateway is shutting down" if self._stop is _Stop.SHUTDOWN else "the client is gone",
+            status=503,
+            error_type="service_unavailable_error",
+            code="shutting_down" if self._stop is _Stop.SHUTDOWN else "client_gone",
+            retry_after_seconds=DEFAULT_RETRY_AFTER_SECONDS,
+        )
+
+    async def _sample(self, placement: Placement) -> None:
+        """Samples on one engine after the other until an answer is complete. What was sent is never taken back."""
+        for attempt in range(1, _MAX_ATTEMPTS + 1):
+            async with self._router.lease(placement.session_id) as lease:
+                self._begin(placement, lease.engine, attempt)
+                try:
+                    await self._stream_from(lease.engine)
+                    return
+                except (EngineUnavailable, EngineTimeout) as error:
+                    self._router.report_failure(lease.engine.name)
+                    self._logger.warning(
+                        "an engine failed", engine=lease.engine.name, attempt=attempt, error=str(error)
+                    )
+                    is_final = isinstance(error, EngineTimeout) or attempt == _MAX_ATTEMPTS
+                    if is_final or (self._plan.streams and self._capture.token_ids):
+                        raise
+
+    def _begin(self, placement: Placement, engine: EngineClient, attempt: int) -> None:
+        self._engine = engine
+        self._request_id = f"{placement.turn_id}.{attempt}"
+        self._capture = Capture()
+        self._first_token_at = None
+        self._answer = self._renderer.open_answer(
+            self._plan.prompt.token_ids, stop=self._plan.sampling.recorded.stop, call_id_seed=placement.turn_id
+        )
+
+    async def _stream_from(self, engine: EngineClient) -> None:
+        request = GenerationRequest(
+            request_id=self._request_id,
+            input_ids=self._plan.prompt.token_ids,
+            sampling_parameters=self._plan.sampling.engine_parameters,
+        )
+        async with aclosing(engine.generate(request)) as chunks:
+            async for chunk in chunks:
+                if self._first_token_at is None and chunk.token_ids:
+                    self._first_token_at = self._clock.now()
+                    waited = self._first_token_at - self._plan.incoming.received_at
+                    self._metrics.observe("first_token_seconds", waited.total_seconds())
+                self._capture.add(chunk)
+                self._put(self._stream().push(chunk.token_ids), chunk)
+        if self._capture.finish_reason in (None, "abort"):
+            raise EngineUnavailable(f"engine {engine.name} ended the answer by itself")
+
+    def _put(self, delta: AnswerDelta, chunk: GenerationChunk) -> None:
+        if self._plan.streams and (delta or chunk.token_ids):
+            self._events.put_nowait(Piece(delta, chunk.token_ids, chunk.logprobs))
+
+    def _stream(self) -> AnswerStream:
+        assert self._answer is not None
+        return self._answer
+
+    async def _finish(self, placement: Placement) -> None:
+        self._put(self._stream().finish(), GenerationChunk([], []))
+        answer = self._stream().answer()
+        reason = finish_reason(self._capture.finish_reason or "stop", answer)
+        recorded = await self._record(placement, answer, reason)
+        usage = Usage(
+            prompt_tokens=len(self._plan.prompt.token_ids),
+            completion_tokens=len(self._capture.token_ids),
+            cached_tokens=self._capture.cached_tokens,
+        )
+        self._events.put_nowait(
+            Finished(answer, reason, usage, self._capture.token_ids, self._capture.logprobs, recorded)
+        )
+
+    async def _record(self, placement: Placement, answer: ParsedAnswer, reason: str) -> bool:
+        assert self._engine is not None
+        turn = build_turn(
+            incoming=self._plan.incoming,
+            placement=placement,
+            prompt=self._plan.prompt,
+            sampling=self._plan.sampling.recorded,
+            capture=self._capture,
+            answer=answer,
+            reason=reason,
+            client_gone=self._stop is _Stop.CLIENT_GONE,
+            policy=self._plan.policy,
+            engine=self._engine.name,
+            renderer=self._renderer,
+            first_token_at=self._first_token_at,
+            finished_at=self._clock.now(),
+        )
+        recorded = await self._conversations.finish(self._plan.incoming, placement, turn)
+        self._metrics.increment("turns_total", turn_type=turn.turn_type.value, finish_reason=turn.finish_reason)
+        if turn.untrainable_reason is not None:
+            self._metrics.increment("turns_untrainable_total", reason=turn.untrainable_reason.value)
+        return recorded
+
+    async def _abort(self, engine: EngineClient) -> None:
+        """Tells the engine to stop. The connection is closed already; some engines notice that late."""
+        try:
+            async with asyncio.timeout(_ABORT_SECONDS):
+                await engine.abort(self._request_id)
+        except (EngineError, TimeoutError) as error:
+            self._logger.warning("an answer could not be aborted", engine=engine.name, error=str(error))
+
+    def _fail(self, refusal: RequestRefused) -> None:
+        self._events.put_nowait(Failed(refusal))

@@ -1,0 +1,193 @@
+"""A gateway process: everything put together, started, and ended in order."""
+
+import asyncio
+import os
+import signal
+import socket
+import uuid
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+from clawstream.bus.interface import Bus
+from clawstream.clock import SystemClock
+from clawstream.engine.client import HttpEngineClient
+from clawstream.errors import SettingsError
+from clawstream.log import Logger
+from clawstream.metrics import Metrics
+from clawstream.operations_server import OperationsServer
+from clawstream.rendering.renderer import load_renderer
+from services.gateway.app import create_app
+from services.gateway.auth import Authenticator
+from services.gateway.chat import ChatLimits, ChatService
+from services.gateway.context_limit import ContextLimit
+from services.gateway.conversations import GatewayConversations, build_conversations
+from services.gateway.gate.gate import build_gate
+from services.gateway.settings import GatewaySettings
+
+_FAILURE_POLL_SECONDS = 1.0
+_CLOSE_CONNECTIONS_SECONDS = 5.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to us: open answers must end before connections are closed."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+async def serve(settings: GatewaySettings, bus: Bus, logger: Logger) -> int:
+    """Serves until SIGTERM, SIGINT or a failure that only a new process can mend. Returns the exit code.
+
+    Raises SettingsError, ContractError (the model directory) and OSError (a port is taken) at start.
+    """
+    stop = asyncio.Event()
+    failures: list[Exception] = []
+
+    def fail(error: Exception) -> None:
+        logger.error("the gateway must end", error=str(error), kind=type(error).__name__)
+        failures.append(error)
+        stop.set()
+
+    clock, metrics = SystemClock(), Metrics()
+    renderer = load_renderer(settings.model_path, settings.renderer)
+    initial_limit = settings.max_context_tokens or renderer.max_position_embeddings
+    if initial_limit is None:
+        raise SettingsError(f"{settings.model_path} does not say its context length; set gateway.max_context_tokens")
+    limit = ContextLimit(initial_limit)
+    listener = _bind(settings.host, settings.port)
+    timeouts = settings.engine_deadlines.as_timeouts()
+    clients = {engine.name: HttpEngineClient(engine.name, engine.url, timeouts=timeouts) for engine in settings.engines}
+    conversations = build_conversations(settings, bus, clock, uuid.uuid4, metrics, logger)
+    gate = build_gate(
+        gateway=settings.name,
+        policy=settings.policy,
+        namespace=settings.kafka.namespace,
+        engines=settings.engines,
+        settings=settings.gate,
+        bus=bus,
+        clients=clients,
+        clock=clock,
+        metrics=metrics,
+        logger=logger,
+        on_fatal=fail,
+    )
+    chat = ChatService(
+        limits=ChatLimits(
+            served_model=settings.served_model,
+            model_names=frozenset({settings.served_model, *settings.model_aliases}),
+            policy=settings.policy,
+            max_context_tokens=limit.tokens,
+            default_max_tokens=settings.default_max_tokens,
+            default_temperature=settings.default_temperature,
+            session_hint_headers=settings.session_hint_headers,
+        ),
+        conversations=conversations,
+        router=gate.router,
+        renderer=renderer,
+        clock=clock,
+        metrics=metrics,
+        logger=logger,
+    )
+
+    def is_ready() -> bool:
+        return not stop.is_set() and conversations.is_ready() and gate.router.is_ready()
+
+    def status() -> dict[str, Any]:
+        return {
+            "ready": is_ready(),
+            "policy": settings.policy,
+            "model": settings.served_model,
+            "renderer": renderer.name,
+            "tokenizer_fingerprint": renderer.tokenizer_fingerprint,
+            "max_context_tokens": limit.tokens(),
+            "requests_in_flight": chat.requests_in_flight,
+            "index_and_outbox_ready": conversations.is_ready(),
+            "gate": gate.status(),
+        }
+
+    app = create_app(
+        chat=chat,
+        conversations=conversations,
+        renderer=renderer,
+        authenticator=Authenticator(settings.api_keys),
+        served_model=settings.served_model,
+        max_body_bytes=settings.max_body_bytes,
+        keep_alive_seconds=settings.keep_alive_seconds,
+        is_ready=is_ready,
+        status=status,
+        clock=clock,
+        id_source=uuid.uuid4,
+        metrics=metrics,
+        logger=logger,
+    )
+    server = _Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=75))
+    operations = OperationsServer(
+        settings.operations_host, settings.operations_port, metrics=metrics, ready=is_ready, status=status
+    )
+    _stop_on_signals(stop, logger)
+    await conversations.start()
+    await gate.start()
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    serving.add_done_callback(lambda _: stop.set())
+    helpers = [asyncio.create_task(_watch(conversations, fail))]
+    if settings.max_context_tokens is None:
+        helpers.append(asyncio.create_task(limit.ask(list(clients.values()), logger)))
+    host, port = listener.getsockname()[:2]
+    logger.info("serving", url=f"http://{host}:{port}/v1", model=settings.served_model, operations_port=operations.port)
+
+    await stop.wait()
+    logger.info("ending", answers_in_flight=chat.requests_in_flight)
+    server.should_exit = True
+    for helper in helpers:
+        helper.cancel()
+    await asyncio.gather(*helpers, return_exceptions=True)
+    await chat.finish(settings.drain_seconds)
+    await asyncio.wait({serving}, timeout=_CLOSE_CONNECTIONS_SECONDS)
+    server.force_exit = True
+    await serving
+    await gate.close()
+    await conversations.close()
+    for client in clients.values():
+        await client.close()
+    operations.close()
+    return 1 if failures else 0
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A listening address. Raises OSError that names it when it is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
+
+
+def _stop_on_signals(stop: asyncio.Event, logger: Logger) -> None:
+    """The first signal ends in order. A second one ends at once: what was acknowledged is on disk already."""
+
+    def received(number: int) -> None:
+        if stop.is_set():
+            logger.warning("ending at once", signal=signal.Signals(number).name)
+            os._exit(128 + number)
+        stop.set()
+
+    for number in _SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, received, number)
+
+
+async def _watch(conversations: GatewayConversations, fail: Callable[[Exception], None]) -> None:
+    """Ends the process when nothing reaches the log any more."""
+    while True:
+        if conversations.failure is not None:
+            fail(conversations.failure)
+            return
+        await asyncio.sleep(_FAILURE_POLL_SECONDS)
