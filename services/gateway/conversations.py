@@ -253,11 +253,7 @@ class GatewayConversations:
     async def _wait_for_other_gateways(self, request: IncomingRequest, placed: Placed) -> Placed:
         """The answer before this request may have been given by another gateway a moment ago."""
         deadline = self._clock.monotonic_seconds() + self._settings.other_gateway_wait_seconds
-        while (
-            expects_parent(placed)
-            and self.sees_other_gateways()
-            and self._clock.monotonic_seconds() < deadline
-        ):
+        while expects_parent(placed) and self.sees_other_gateways() and self._clock.monotonic_seconds() < deadline:
             await asyncio.sleep(_OTHER_GATEWAY_POLL_SECONDS)
             placed = await self._in_thread(lambda: self._placer.place(request))
         return placed

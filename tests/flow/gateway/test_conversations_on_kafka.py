@@ -22,7 +22,9 @@ def committed_values(bootstrap_servers: str, topic: str) -> dict[int, list[tuple
     consumer = SecondOpinionConsumer(
         bootstrap_servers=bootstrap_servers, isolation_level="read_committed", enable_auto_commit=False
     )
-    partitions = [SecondOpinionPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic) or ())]
+    partitions = [
+        SecondOpinionPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic) or ())
+    ]
     consumer.assign(partitions)
     ends = consumer.end_offsets(partitions)
     consumer.seek_to_beginning()
@@ -61,9 +63,7 @@ async def test_two_gateways_serve_one_conversation(broker: str, namespace: str, 
 
     assert [turn.parent_turn_id for turn in turns] == [None, *(turn.turn_id for turn in turns[:-1])]
     written = committed_values(broker, f"{namespace}.turns.v1")
-    places = {
-        value["turn_id"]: (partition, offset) for partition, found in written.items() for offset, value in found
-    }
+    places = {value["turn_id"]: (partition, offset) for partition, found in written.items() for offset, value in found}
     assert Counter(value["turn_id"] for found in written.values() for _, value in found).most_common(1)[0][1] == 1
     states = [value for found in committed_values(broker, f"{namespace}.next-states.v1").values() for _, value in found]
     assert sorted(str(state["turn_id"]) for state in states) == sorted(turn.turn_id for turn in turns[:-1])
