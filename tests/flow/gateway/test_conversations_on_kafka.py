@@ -22,8 +22,9 @@ def committed_values(bootstrap_servers: str, topic: str) -> dict[int, list[tuple
     consumer = SecondOpinionConsumer(
         bootstrap_servers=bootstrap_servers, isolation_level="read_committed", enable_auto_commit=False
     )
-    numbers = sorted(consumer.partitions_for_topic(topic) or ())
-    partitions = [SecondOpinionPartition(topic, number) for number in numbers]
+    partitions = [
+        SecondOpinionPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic) or ())
+    ]
     consumer.assign(partitions)
     ends = consumer.end_offsets(partitions)
     consumer.seek_to_beginning()

@@ -1,0 +1,385 @@
+"""The decision table of docs/sessions.md: one test per row, and no row without its test."""
+
+import re
+from pathlib import Path
+
+from schemas.events.base import TurnType
+from schemas.events.next_state import NextStateKind
+from tests.fixtures.conversations import assistant, call, tool, user
+from tests.fixtures.turn_tree import TurnTree, is_side
+
+TABLE = Path(__file__).parents[4] / "docs" / "sessions.md"
+LONG = "Canberra is the capital of Australia, chosen in 1908 as a compromise between Sydney and Melbourne."
+OTHER = "The compromise was reached because neither of the two large cities would accept the other one."
+CARRIER = user("<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nclock 15:01\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>")
+SYSTEM = {"role": "system", "content": "You are a personal assistant running inside OpenClaw."}
+
+
+def test_every_row_of_the_table_has_its_test() -> None:
+    rows = re.findall(r"`(test_\w+)`", TABLE.read_text(encoding="utf-8"))
+    tests = [
+        name for name in globals() if name.startswith("test_") and name != "test_every_row_of_the_table_has_its_test"
+    ]
+    assert sorted(rows) == sorted(tests)
+
+
+# ---- identity
+
+
+def test_reply_without_headers() -> None:
+    tree = TurnTree()
+    first = tree.answer([user("capital?")], "Canberra")
+    second = tree.answer([user("capital?"), assistant(" Canberra\n"), user("sure?")], "Yes")
+    assert (second.parent_turn_id, second.session_id, second.depth) == (first.turn_id, first.session_id, 1)
+    assert second.parent_evidence.rule == "answer"
+    assert tree.followed(first) == [[user("sure?")]]
+
+
+def test_no_answer_of_ours() -> None:
+    tree = TurnTree()
+    first = tree.answer([user("capital?")], "Canberra")
+    second = tree.answer([user("capital of France?"), assistant("Paris, as everybody knows"), user("sure?")], "Yes")
+    assert second.session_id != first.session_id
+    assert second.parent_evidence.rule == "none"
+    assert tree.next_states == {}
+
+
+def test_answer_of_another_principal() -> None:
+    tree = TurnTree()
+    first = tree.answer([user("capital?")], LONG, principal="alice")
+    second = tree.answer([user("capital?"), assistant(LONG), user("sure?")], "Yes", principal="bob")
+    assert second.session_id != first.session_id
+    assert tree.next_states == {}
+
+
+def test_short_answer_with_nothing_in_common() -> None:
+    tree = TurnTree()
+    first = tree.answer([user("delete the file")], "Done.")
+    second = tree.answer([user("water the plants"), assistant("Done."), user("thanks")], "Welcome")
+    assert second.session_id != first.session_id
+    assert second.parent_turn_id is None
+
+
+def test_long_answer_with_nothing_else_in_common() -> None:
+    tree = TurnTree()
+    first = tree.answer([user("capital?")], LONG)
+    second = tree.answer([user("a rewritten question"), assistant(LONG), user("sure?")], "Yes")
+    assert second.parent_turn_id == first.turn_id
+
+
+def test_same_answer_in_two_chats() -> None:
+    tree = TurnTree()
+    one = tree.answer([user("hi")], "Hello!")
+    two = tree.answer([user("hi")], "Hello!")
+    history = [user("hi"), assistant("Hello!")]
+    first_reply = tree.answer([*history, user("how are you?")], "Fine")
+    second_reply = tree.answer([*history, user("what is new?")], "Nothing")
+    assert {first_reply.session_id, second_reply.session_id} == {one.session_id, two.session_id}
+    assert first_reply.parent_evidence.ambiguous
+    assert first_reply.parent_evidence.candidates == 2
+
+
+def test_ranking_by_agreeing_ancestors() -> None:
+    tree = TurnTree()
+    history = [user("look around")]
+    parents = []
+    for number in range(3):
+        parents.append(tree.answer(history, call("ls", "{}")))
+        history = [*history, call("ls", "{}"), tool(f"file {number}")]
+    assert tree.answer(history, "that is all").parent_turn_id == parents[2].turn_id
+    rewound = [user("look around"), call("ls", "{}"), tool("file 0, seen again")]
+    assert tree.answer(rewound, "so it is").parent_turn_id == parents[0].turn_id
+
+
+def test_ranking_by_trace() -> None:
+    tree = TurnTree()
+    one = tree.answer([user("hi")], call("ls", "{}"), trace_id="1" * 32)
+    two = tree.answer([user("hi")], call("ls", "{}"), trace_id="2" * 32)
+    history = [user("hi"), call("ls", "{}"), tool("empty")]
+    assert tree.answer(history, "a", trace_id="1" * 32).parent_turn_id == one.turn_id
+    assert tree.answer(history, "b", trace_id="2" * 32).parent_turn_id == two.turn_id
+
+
+def test_session_header() -> None:
+    tree = TurnTree()
+    first = tree.answer([user("hi")], "Hello!", session="chat-1")
+    other = tree.answer([user("hi")], "Hello!", session="chat-2")
+    second = tree.answer([user("hi"), assistant("Hello!"), user("how are you?")], "Fine", session="chat-1")
+    assert (first.session_id, other.session_id) == ("chat-1", "chat-2")
+    assert (second.session_id, second.parent_turn_id) == ("chat-1", first.turn_id)
+
+
+def test_odd_session_header() -> None:
+    tree = TurnTree()
+    ids = [
+        tree.answer([user(f"q{number}")], "a", session=value).session_id
+        for number, value in enumerate(["", "  ", "x" * 4096, "a:b c", "é\ud83d"])
+    ]
+    assert len(set(ids)) == len(ids)
+    assert all(re.fullmatch(r"[0-9a-f-]{36}", one) for one in ids)
+    again = tree.answer([user("q")], "a", session="a:b c")
+    assert again.session_id == ids[3]
+
+
+def test_header_of_a_fork() -> None:
+    tree = TurnTree()
+    first = tree.answer([user("capital?")], LONG, session="chat-1")
+    fork = tree.answer([user("capital?"), assistant(LONG), user("sure?")], "Yes", session="chat-2")
+    assert (fork.session_id, fork.parent_turn_id) == ("chat-2", first.turn_id)
+    assert tree.followed(first) == [[user("sure?")]]
+
+
+def test_concurrent_requests_under_one_header() -> None:
+    tree = TurnTree()
+    placed = [tree.answer([user(f"task {number}")], f"result {number}", session="shared") for number in range(8)]
+    assert {one.session_id for one in placed} == {"shared"}
+    assert len({one.turn_id for one in placed}) == 8
+    assert {one.parent_turn_id for one in placed} == {None}
+    follow = [user("task 3"), assistant("result 3"), user("and then?")]
+    assert tree.answer(follow, "x", session="shared").parent_turn_id == placed[3].turn_id
+
+
+def test_hint_alone() -> None:
+    tree = TurnTree()
+    first = tree.answer([user("q1")], "a", hint="my-app")
+    second = tree.answer([user("q2")], "b", hint="my-app")
+    assert first.session_id != second.session_id
+
+
+def test_hint_with_something_in_common() -> None:
+    tree = TurnTree()
+    first = tree.answer([user("q1")], "a", hint="s1:0")
+    retry = tree.answer([user("q1")], "b", hint="s1:1")
+    assert retry.session_id == first.session_id
+    assert retry.parent_turn_id is None
+    assert retry.parent_evidence.rule == "session_hint"
+
+
+# ---- retries, edits, forks
+
+
+def test_repeated_first_request() -> None:
+    tree = TurnTree()
+    lost = tree.answer([user("capital?")], "The capital is Canberra")
+    delivered = tree.answer([user("capital?")], "It is Canberra of course")
+    reply = tree.answer([user("capital?"), assistant("It is Canberra of course"), user("thanks")], "Welcome")
+    assert delivered.session_id != lost.session_id
+    assert tree.followed(lost) == []
+    assert (reply.parent_turn_id, reply.session_id) == (delivered.turn_id, delivered.session_id)
+
+
+def test_repeated_later_request() -> None:
+    tree = TurnTree()
+    first = tree.answer([user("capital?")], LONG)
+    messages = [user("capital?"), assistant(LONG), user("sure?")]
+    lost = tree.answer(messages, "Yes, certainly so")
+    delivered = tree.answer(messages, "Absolutely, no doubt")
+    reply = tree.answer([*messages, assistant("Absolutely, no doubt"), user("thanks")], "Welcome")
+    assert [lost.parent_turn_id, delivered.parent_turn_id] == [first.turn_id] * 2
+    assert tree.followed(first) == [[user("sure?")]]
+    assert tree.followed(lost) == []
+    assert reply.parent_turn_id == delivered.turn_id
+
+
+def test_failed_request_and_its_retry() -> None:
+    tree = TurnTree()
+    first = tree.answer([user("capital?")], LONG)
+    messages = [user("capital?"), assistant(LONG), user("sure?")]
+    tree.answer(messages, "", recorded=False)
+    second = tree.answer(messages, "Yes")
+    assert second.parent_turn_id == first.turn_id
+    assert len(tree.next_states) == 1
+
+
+def test_retry_with_wrapped_text() -> None:
+    tree = TurnTree()
+    first = tree.answer([SYSTEM, user("[Sun 2026-11-29 15:01 UTC] capital?"), CARRIER], LONG)
+    history = [SYSTEM, user("[Sun 2026-11-29 15:01 UTC] capital?"), assistant(LONG)]
+    stamped = "[Sun 2026-11-29 15:02 UTC] too long"
+    marker = "[Queued user message from a previous active turn; preserved as context only. Continue below.]\n"
+    cut = tree.answer([*history, user(stamped), CARRIER], "Canber", recorded=False)
+    retry = tree.answer([*history, user(f"{marker}{stamped}\n\n{stamped}"), CARRIER], "Canberra.")
+    assert cut.parent_turn_id == retry.parent_turn_id == first.turn_id
+    assert tree.followed(first) == [[user("too long")]]
+
+
+def test_edited_message() -> None:
+    tree = TurnTree()
+    first = tree.answer([user("capital?")], LONG)
+    history = [user("capital?"), assistant(LONG)]
+    abandoned = tree.answer([*history, user("shorter")], OTHER)
+    edited = tree.answer([*history, user("in one word")], "Canberra")
+    reply = tree.answer([*history, user("in one word"), assistant("Canberra"), user("good")], "Thanks")
+    assert abandoned.parent_turn_id == edited.parent_turn_id == first.turn_id
+    assert edited.session_id == abandoned.session_id
+    assert tree.followed(first) == [[user("shorter")], [user("in one word")]]
+    assert tree.followed(abandoned) == []
+    assert reply.parent_turn_id == edited.turn_id
+
+
+def test_request_that_ends_in_our_answer() -> None:
+    tree = TurnTree()
+    first = tree.answer([user("capital?")], LONG)
+    second = tree.answer([user("capital?"), assistant(LONG)], "and so on")
+    assert second.parent_turn_id == first.turn_id
+    assert tree.next_states == {}
+
+
+# ---- rewriting clients
+
+
+def test_rewritten_system_prompt_and_vanishing_context() -> None:
+    tree = TurnTree()
+    first = tree.answer([SYSTEM, user("[Sun 2026-11-29 15:01 UTC] capital?"), CARRIER], LONG)
+    other_system = {"role": "system", "content": "running inside OpenClaw, another day"}
+    messages = [other_system, user("[Sun 2026-11-29 16:01 GMT+1] capital?"), assistant(LONG), user("sure?"), CARRIER]
+    second = tree.answer(messages, "Yes")
+    assert second.parent_turn_id == first.turn_id
+    assert tree.followed(first) == [[user("sure?")]]
+
+
+def test_tool_turn_with_rewritten_ids_and_arguments() -> None:
+    tree = TurnTree()
+    first = tree.answer([user("read it")], call("read", '{"path": "x", "lines": 10.0}', "call_1"))
+    echoed = {**call("read", '{"lines":10,"path":"x"}', "call1"), "content": ""}
+    second = tree.answer([user("read it"), echoed, tool("text", "call1")], "It says text")
+    assert second.parent_turn_id == first.turn_id
+    (state,) = tree.next_states.values()
+    assert state.kind is NextStateKind.TOOL_RESULT
+    assert state.following_messages == [tool("text", "call1")]
+
+
+def test_reasoning_cut_from_the_echo() -> None:
+    tree = TurnTree()
+    first = tree.answer([user("q")], f"<think>let me see</think>\n\n{LONG}")
+    second = tree.answer([user("q"), assistant(f"\n\n{LONG}"), user("ok")], "x")
+    assert second.parent_turn_id == first.turn_id
+
+
+def test_invented_assistant_message_last() -> None:
+    tree = TurnTree()
+    first = tree.answer([user("edit it")], LONG)
+    messages = [user("edit it"), assistant(LONG), user("I applied it"), assistant("Ok."), user("now test")]
+    second = tree.answer(messages, "x")
+    assert second.parent_turn_id == first.turn_id
+    assert tree.followed(first) == [[user("I applied it"), assistant("Ok."), user("now test")]]
+
+
+def test_dropped_answer() -> None:
+    tree = TurnTree()
+    first = tree.answer([user("one")], LONG)
+    dropped = tree.answer([user("one"), assistant(LONG), user("two")], "this will be dropped by the client")
+    third = tree.answer([user("one"), assistant(LONG), user("two"), user("three")], "x")
+    assert third.parent_turn_id == first.turn_id
+    assert tree.followed(first) == [[user("two")], [user("two"), user("three")]]
+    assert tree.followed(dropped) == []
+
+
+def test_orphan_and_invented_tool_results() -> None:
+    tree = TurnTree()
+    first = tree.answer([user("read it")], call("read", '{"path": "a rather long path, so that it is distinctive"}'))
+    echoed = call("read", '{"path": "a rather long path, so that it is distinctive"}')
+    repaired = tool("[openclaw] missing tool result in session history; inserted synthetic error result")
+    second = tree.answer([user("read it"), echoed, repaired], "x")
+    assert second.parent_turn_id == first.turn_id
+    assert not is_side(second)
+    assert tree.next_states == {}
+    third = tree.answer([user("read it"), echoed, repaired, user("try again")], "y")
+    assert third.parent_turn_id == first.turn_id
+    assert tree.followed(first) == [[user("try again")]]
+
+
+# ---- compaction
+
+
+def test_compaction_that_keeps_the_last_answer() -> None:
+    tree = TurnTree()
+    tree.answer([user("one")], LONG)
+    last = tree.answer([user("one"), assistant(LONG), user("two")], OTHER)
+    summary = user("The conversation history before this point was compacted into the following summary: cities")
+    third = tree.answer([SYSTEM, summary, assistant(OTHER), user("three")], "x")
+    assert third.parent_turn_id == last.turn_id
+    assert tree.followed(last) == [[user("three")]]
+
+
+def test_compaction_without_any_answer() -> None:
+    tree = TurnTree()
+    first = tree.answer([SYSTEM, user("one")], LONG, hint="s1:0")
+    summary = user("The conversation history before this point was compacted into the following summary: cities")
+    second = tree.answer([SYSTEM, summary, user("three")], "x", hint="s1:1")
+    assert (second.parent_turn_id, second.session_id) == (first.turn_id, first.session_id)
+    assert tree.next_states == {}
+
+
+# ---- side turns
+
+
+def test_memory_flush() -> None:
+    tree = TurnTree()
+    first = tree.answer([SYSTEM, user("one")], LONG)
+    flush = user("Pre-compaction memory flush. Store durable memories only in memory/2026-05-01.md.")
+    history = [SYSTEM, user("one"), assistant(LONG)]
+    write = call("write", '{"path": "memory/2026-05-01.md"}')
+    side = tree.answer([*history, flush, CARRIER], write)
+    more = tree.answer([*history, flush, write, tool("written"), CARRIER], "NO_REPLY")
+    reply = tree.answer([*history, flush, write, tool("written"), assistant("NO_REPLY"), user("two"), CARRIER], "x")
+    assert is_side(side)
+    assert side.turn_type_reason == "memory-flush"
+    assert is_side(more)
+    assert more.turn_type_reason == "side_parent"
+    assert reply.parent_turn_id == first.turn_id
+    assert tree.followed(first) == [[user("two")]]
+
+
+def test_heartbeat() -> None:
+    tree = TurnTree()
+    first = tree.answer([SYSTEM, user("one")], LONG)
+    poll = user("Read HEARTBEAT.md if it exists. If nothing needs attention, reply HEARTBEAT_OK.")
+    side = tree.answer([SYSTEM, user("one"), assistant(LONG), poll], "HEARTBEAT_OK")
+    messages = [SYSTEM, user("one"), assistant(LONG), poll, assistant("HEARTBEAT_OK"), user("no, wrong")]
+    reply = tree.answer(messages, "x")
+    assert is_side(side)
+    assert reply.parent_turn_id == first.turn_id
+    assert not is_side(reply)
+    assert tree.followed(first) == [[user("no, wrong")]]
+
+
+def test_silent_answer() -> None:
+    tree = TurnTree()
+    first = tree.answer([user("one")], LONG)
+    silent = tree.answer([user("one"), assistant(LONG), user("fyi")], "NO_REPLY")
+    third = tree.answer([user("one"), assistant(LONG), user("fyi"), assistant("NO_REPLY"), user("so?")], "x")
+    assert third.parent_turn_id == first.turn_id
+    assert tree.followed(silent) == []
+
+
+def test_title_request() -> None:
+    tree = TurnTree()
+    first = tree.answer([user("capital?")], LONG, session="s")
+    system = {"role": "system", "content": "You are a title generator. You output ONLY a thread title."}
+    title = tree.answer([system, user("capital?")], "Capitals", session="s")
+    assert is_side(title)
+    assert title.turn_type_reason == "title-request"
+    assert tree.followed(first) == []
+    assert not is_side(tree.answer([user("Write a title for my book about cats")], "Cats"))
+
+
+def test_summary_request() -> None:
+    tree = TurnTree()
+    first = tree.answer([user("one")], LONG)
+    system = {"role": "system", "content": "You are a helpful AI assistant tasked with summarizing conversations."}
+    summary = tree.answer([system, user("one"), assistant(LONG), user("Summarize now")], "They spoke of cities")
+    assert is_side(summary)
+    assert tree.followed(first) == []
+
+
+def test_turn_type_header() -> None:
+    tree = TurnTree()
+    first = tree.answer([user("one")], LONG)
+    side = tree.answer([user("one"), assistant(LONG), user("two")], OTHER, turn_type=TurnType.SIDE)
+    assert (side.turn_type, side.turn_type_reason) == (TurnType.SIDE, "header")
+    assert tree.next_states == {}
+    poll = user("Read HEARTBEAT.md and reply HEARTBEAT_OK.")
+    main = tree.answer([user("one"), assistant(LONG), poll], "x", turn_type=TurnType.MAIN)
+    assert main.turn_type is TurnType.MAIN
+    assert main.parent_turn_id == first.turn_id
