@@ -111,7 +111,7 @@ class Batcher:
     def drop(self, dropped: DroppedSample, now_seconds: float) -> None:
         """Lists a sample that never became a candidate."""
         self._drops.append(dropped)
-        self.drop_counts[dropped.reason] += 1
+        self.drop_counts[dropped.reason.value] += 1
         if self._drops_since is None:
             self._drops_since = now_seconds
 

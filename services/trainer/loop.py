@@ -88,6 +88,8 @@ class TrainerLoop:
         self._show_position()
         while not stop.is_set():
             self.advance()
+        if self._progress.unannounced:
+            self._hand_over()
         self._finisher.join()
 
     def advance(self) -> bool:
@@ -191,7 +193,7 @@ class TrainerLoop:
 
     def _count_drops(self, batch: ClosedBatch, culprits: list[DroppedSample]) -> None:
         for dropped in culprits:
-            self._batcher.drop_counts[dropped.reason] += 1
+            self._batcher.drop_counts[dropped.reason.value] += 1
         for dropped in [*batch.drops, *culprits]:
             self._metrics.increment("samples_dropped_total", reason=dropped.reason)
 

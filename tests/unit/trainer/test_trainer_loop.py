@@ -1,0 +1,457 @@
+"""The loop on a log in memory: what it writes, and what a crash at any point does to it."""
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from clawstream import topics
+from clawstream.bus.interface import OutgoingRecord
+from clawstream.clock import ManualClock
+from clawstream.codec import decode, encode, header
+from clawstream.errors import BrokerUnavailable
+from clawstream.log import get_logger
+from clawstream.metrics import Metrics
+from schemas.events import SampleEvent, TrainStepEvent, WeightPointerEvent, WeightsAppliedEvent, WeightVersionEvent
+from schemas.events.train_step import DropReason
+from schemas.events.weights import EngineState
+from services.trainer.assembly import Surroundings, Trainer, trainer_history
+from services.trainer.loop import TrainerLoop
+from services.trainer.progress import Progress
+from services.trainer.progress_report import ProgressReport
+from services.trainer.resume import first_progress
+from services.trainer.sample import UnchangedReason
+from services.trainer.settings import TrainerSettings
+from tests.fixtures.samples import PARTITIONS, make_sample, sample_record
+from tests.fixtures.small_bus import SmallBus
+from tests.unit.trainer.fake_compute import (
+    Crash,
+    Disk,
+    FakeArchive,
+    FakePolicy,
+    FakeStore,
+    Faults,
+    unchanged,
+)
+
+NAMESPACE = "clawstream"
+SAMPLES = f"{NAMESPACE}.{topics.SAMPLES}"
+WEIGHTS = f"{NAMESPACE}.{topics.WEIGHTS}"
+TRAIN_STEPS = f"{NAMESPACE}.{topics.TRAIN_STEPS}"
+POINTS = [
+    "before archive",
+    "after archive",
+    "before train",
+    "after train",
+    "snapshot",
+    "before checkpoint",
+    "after checkpoint",
+    "before publish",
+    "after publish",
+    "before commit",
+    "after commit",
+    "before delete",
+    "after delete",
+]
+
+
+class World:
+    """A log, a disk and a clock; trainers come and go."""
+
+    def __init__(self, **options: Any) -> None:
+        self.bus = SmallBus({SAMPLES: PARTITIONS})
+        self.bus.idle_seconds = 0.001
+        self.disk = Disk()
+        self.faults = Faults()
+        self.bus.at = self.faults.at
+        self.clock = ManualClock()
+        values = {"batch_size": 2, "max_batch_age_seconds": 60.0, "weights_keep": 1, **options}
+        self.settings = TrainerSettings(name="trainer", model=Path("model"), **values)
+        self.metrics = Metrics()
+        self.report = ProgressReport(need=2, interval_seconds=0.0, metrics=self.metrics, logger=get_logger())
+        self.policy = FakePolicy(self.faults)
+        self.lineages = 0
+
+    def start(self) -> TrainerLoop:
+        """A trainer that starts from whatever the disk and the log hold."""
+        around = Surroundings(
+            self.bus,  # pyright: ignore[reportArgumentType] - the part of it that a trainer uses
+            self.clock,
+            self.metrics,
+            get_logger(),
+            self.report,
+            threading.Event(),
+        )
+        newest = max(self.disk.checkpoints, default=None)
+        snapshot, document = self.disk.checkpoints[newest] if newest is not None else (None, None)
+        answer = self.policy.answer
+        self.policy = FakePolicy(self.faults, snapshot)
+        self.policy.answer = answer
+        store = FakeStore(self.disk, self.faults)
+        trainer = Trainer(self.settings, around, policy=self.policy, store=store, archive=FakeArchive(self.faults))
+        if document is not None:
+            progress = Progress.from_document(document)
+        else:
+            self.lineages += 1
+            history = trainer_history(self.settings, around.bus)
+            progress = first_progress(history, store.versions(), lineage=f"lineage-{self.lineages}", start_version=0)
+        return trainer.begin(progress, is_new=document is None)
+
+    def put(self, *events: SampleEvent) -> None:
+        for event in events:
+            self.bus.append(sample_record(event, NAMESPACE))
+
+    def steps(self) -> list[TrainStepEvent]:
+        found = [decode(record) for record in self.bus.records(TRAIN_STEPS)]
+        return [event for event in found if isinstance(event, TrainStepEvent)]
+
+    def versions(self) -> list[WeightVersionEvent]:
+        found = [decode(record) for record in self.bus.records(WEIGHTS) if record.value is not None]
+        return [event for event in found if isinstance(event, WeightVersionEvent)]
+
+    def pointers(self) -> list[int]:
+        found = [decode(record) for record in self.bus.records(WEIGHTS) if record.value is not None]
+        return [event.weight_version for event in found if isinstance(event, WeightPointerEvent)]
+
+    def tombstones(self) -> list[str]:
+        return [(record.key or b"").decode() for record in self.bus.records(WEIGHTS) if record.value is None]
+
+
+def settle(loop: TrainerLoop, world: World, *, quiet_polls: int = 3) -> None:
+    """Lets the loop run until nothing is left to read or to train, time included."""
+    quiet = 0
+    while quiet < quiet_polls:
+        world.clock.advance(world.settings.max_batch_age_seconds / 2)
+        quiet = 0 if loop.advance() else quiet + 1
+    loop._finisher.join()  # pyright: ignore[reportPrivateUsage] - what `run` does at its end
+
+
+def settle_through_crashes(world: World) -> int:
+    """Starts trainers until one gets through; returns how many died."""
+    crashes = 0
+    while True:
+        try:
+            settle(world.start(), world)
+        except Crash:
+            crashes += 1
+        else:
+            return crashes
+
+
+def listed(steps: Sequence[TrainStepEvent]) -> Counter[str]:
+    """Every sample that any step names, trained or dropped."""
+    return Counter(
+        [sample.sample_id for step in steps for sample in step.samples]
+        + [dropped.sample_id for step in steps for dropped in step.drops]
+    )
+
+
+def test_first_start_publishes_the_base_model_as_version_0() -> None:
+    world = World()
+    world.start()
+    assert [event.weight_version for event in world.versions()] == [0]
+    assert (world.versions()[0].base_version, world.versions()[0].train_step_id) == (None, None)
+    assert world.pointers() == [0]
+    world.start()
+    assert [event.weight_version for event in world.versions()] == [0]
+
+
+def test_a_batch_becomes_a_version_and_an_event_that_names_everything() -> None:
+    world = World()
+    good = [make_sample(f"turn-{number}", session_id=f"s{number}") for number in range(2)]
+    neutral = make_sample("neutral", reward=0.0)
+    world.put(neutral, *good)
+    loop = world.start()
+    settle(loop, world)
+    (step,) = world.steps()
+    assert {sample.sample_id for sample in step.samples} == {event.sample_id for event in good}
+    assert [(dropped.turn_id, dropped.reason) for dropped in step.drops] == [("neutral", DropReason.ZERO_ADVANTAGE)]
+    assert (step.step, step.base_version, step.weight_version, step.closed_by) == (1, 0, 1, "count")
+    assert step.metrics == {"loss": 0.5}, "a measurement that is not finite cannot be written as JSON"
+    assert step.batch_uri == "file:///batches/1.safetensors"
+    assert sum(step.next_offsets.values()) == 3
+    version = world.versions()[-1]
+    assert (version.weight_version, version.base_version, version.train_step_id) == (1, 0, step.train_step_id)
+    assert world.pointers() == [0, 1]
+    status = world.report.status()
+    assert (status["step"], status["weight_version"], status["have"]) == (1, 1, 0)
+    assert status["drops"] == {"zero_advantage": 1}
+
+
+@pytest.mark.parametrize("reason", list(UnchangedReason))
+def test_degenerate_batches_publish_nothing_and_move_the_offsets(reason: UnchangedReason) -> None:
+    world = World()
+    samples = [make_sample(f"turn-{number}") for number in range(2)]
+    world.put(*samples)
+    world.policy.answer = unchanged(reason, [samples[0].sample_id] if reason is UnchangedReason.NON_FINITE else [])
+    settle(world.start(), world)
+    (step,) = world.steps()
+    assert (step.weight_version, step.unchanged_reason) == (None, reason)
+    assert sum(step.next_offsets.values()) == 2
+    assert listed([step]) == Counter(event.sample_id for event in samples)
+    assert len(step.drops) == (1 if reason is UnchangedReason.NON_FINITE else 0)
+    assert [event.weight_version for event in world.versions()] == [0]
+    world.policy.answer = None
+    settle(world.start(), world)
+    assert len(world.steps()) == 1, "the batch is not tried again"
+    world.put(*(make_sample(f"later-{number}") for number in range(2)))
+    settle(world.start(), world)
+    assert world.steps()[-1].weight_version == 1
+
+
+def test_only_neutral_samples_make_a_step_that_lists_them() -> None:
+    world = World()
+    world.put(*(make_sample(f"turn-{number}", reward=0.0) for number in range(5)))
+    settle(world.start(), world)
+    (step,) = world.steps()
+    assert (step.samples, len(step.drops), step.unchanged_reason) == ([], 5, "no_samples")
+    assert sum(step.next_offsets.values()) == 5
+    assert step.batch_uri == ""
+
+
+def test_bad_samples_are_dropped_with_their_reason_and_no_crash_loop() -> None:
+    world = World(tokenizer_fingerprint="f", max_sample_tokens=20)
+    bad = {
+        "policy": (make_sample("policy", policy="other"), DropReason.OTHER_POLICY, "other"),
+        "print": (make_sample("print", fingerprint="g"), DropReason.OTHER_TOKENIZER, "g"),
+        "vocab": (make_sample("vocab", prompt_ids=[1000]), DropReason.OTHER_TOKENIZER, "4..1000"),
+        "long": (make_sample("long", prompt_ids=[1] * 17), DropReason.TOO_LONG, "prompt of 17 and response of 4"),
+        "nan": (make_sample("nan", behaviour=[float("nan")] * 4), DropReason.NON_FINITE, "4 of 4"),
+        "future": (make_sample("future", versions=(0, 1)), DropReason.FUTURE_VERSION, "claims version 1"),
+    }
+    world.put(*(event for event, _, _ in bad.values()), make_sample("good"))
+    settle(world.start(), world)
+    (step,) = world.steps()
+    assert [sample.turn_id for sample in step.samples] == ["good"]
+    found = {dropped.turn_id: (dropped.reason, dropped.detail) for dropped in step.drops}
+    for turn, (_, reason, detail) in bad.items():
+        assert found[turn][0] is reason
+        assert detail in found[turn][1]
+
+
+def test_what_is_no_sample_goes_to_the_dead_letter_topic_as_it_was() -> None:
+    world = World()
+    broken = make_sample("broken").model_dump(mode="json")
+    broken["behaviour_logprobs"] = make_sample("x", response_ids=[1]).behaviour_logprobs.model_dump(mode="json")
+    record = sample_record(make_sample("broken"), NAMESPACE)
+    world.bus.append(OutgoingRecord(SAMPLES, b"broken", orjson.dumps(broken), record.headers))
+    world.bus.append(OutgoingRecord(SAMPLES, b"junk", b"not json", record.headers))
+    world.put(make_sample("good"))
+    settle(world.start(), world)
+    dead = {r.key: r for r in world.bus.records(f"{NAMESPACE}.{topics.TRAINER_DLQ}")}
+    assert dead[b"junk"].value == b"not json"
+    message = header(dead[b"broken"].headers, "dlq.error.message")
+    assert message is not None
+    assert "4 response ids but lengths {'behaviour_logprobs': 1}" in message
+    assert make_sample("broken").sample_id in message
+    assert [sample.turn_id for step in world.steps() for sample in step.samples] == ["good"]
+
+
+def test_a_later_revision_of_a_trained_turn_is_listed_and_not_trained() -> None:
+    world = World()
+    world.put(make_sample("a"), make_sample("b"))
+    settle(world.start(), world)
+    later = make_sample("a", revision=(0, True, 9))
+    world.put(later)
+    settle(world.start(), world)
+    assert world.steps()[-1].samples == []
+    assert [(d.sample_id, d.reason) for d in world.steps()[-1].drops] == [(later.sample_id, DropReason.ALREADY_TRAINED)]
+
+
+def test_ages_survive_a_restart() -> None:
+    world = World(max_age_versions=1, batch_size=1)
+    world.put(*(make_sample(f"turn-{number}", session_id="one") for number in range(3)))
+    settle(world.start(), world)
+    steps = world.steps()
+    assert [sample.age for step in steps for sample in step.samples] == [0, 1]
+    assert [d.reason for step in steps for d in step.drops] == [DropReason.TOO_OLD]
+    world.put(make_sample("late", versions=(0, 2)))
+    settle(world.start(), world)
+    assert [d.reason for d in world.steps()[-1].drops] == [DropReason.TOO_OLD]
+
+
+def test_waiting_samples_are_read_again_and_others_are_not_listed_again() -> None:
+    world = World(batch_size=3)
+    world.put(
+        make_sample("neutral", reward=0.0),
+        *(make_sample(f"turn-{number}", session_id="one") for number in range(4)),
+    )
+    loop = world.start()
+    while not loop.advance():
+        pass
+    loop._finisher.join()  # pyright: ignore[reportPrivateUsage]
+    assert [sample.turn_id for sample in world.steps()[0].samples] == ["turn-0", "turn-1", "turn-2"]
+    settle(world.start(), world)
+    assert [sample.turn_id for sample in world.steps()[1].samples] == ["turn-3"]
+    assert max(listed(world.steps()).values()) == 1
+
+
+def test_a_waiting_sample_that_was_compacted_away_is_listed() -> None:
+    world = World(batch_size=1)
+    world.put(make_sample("a", session_id="one"), make_sample("b", session_id="one"))
+    loop = world.start()
+    while not loop.advance():
+        pass
+    loop._finisher.join()  # pyright: ignore[reportPrivateUsage]
+    vanished = make_sample("b").sample_id
+    world.bus.is_compacted = lambda record: record.key == b"b"
+    settle(world.start(), world)
+    (dropped,) = world.steps()[1].drops
+    assert (dropped.sample_id, dropped.reason) == (vanished, DropReason.SUPERSEDED)
+    assert "no longer on the log" in dropped.detail
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("point", POINTS)
+def test_a_crash_at_any_point_loses_nothing_and_trains_nothing_twice(point: str, nth: int, every: int) -> None:
+    world = World(checkpoint_every_steps=every)
+    world.put(
+        *(make_sample(f"turn-{number}", session_id=f"s{number % 5}", reward=(1.0, -1.0, 0.0)[number % 3]) for number in range(15))
+    )  # fmt: skip
+    world.faults.arm(point, nth)
+    crashes = settle_through_crashes(world)
+    if every == 3:  # steps since the last checkpoint are announced with the next one
+        world.settings = world.settings.model_copy(update={"checkpoint_every_steps": 1})
+        world.put(make_sample("last"))
+        crashes += settle_through_crashes(world)
+    assert crashes == 1 or world.faults.is_armed, "the point was not passed often enough"
+
+    steps = world.steps()
+    counts = listed(steps)
+    assert set(counts) >= {make_sample(f"turn-{number}").sample_id for number in range(15)}
+    assert max(counts.values()) == 1
+    assert len({step.train_step_id for step in steps}) == len(steps)
+    assert [step.step for step in steps] == list(range(1, len(steps) + 1))
+    in_weights = [sample.sample_id for step in steps if step.weight_version is not None for sample in step.samples]
+    assert world.policy.weights == in_weights, "the weights hold exactly what the events say, in order"
+    numbers = [event.weight_version for event in world.versions()]
+    assert numbers == list(range(len(numbers)))
+    assert world.pointers() == numbers
+    for event in world.versions():
+        trained = [s.sample_id for step in steps if step.weight_version is not None
+                   and step.weight_version <= event.weight_version for s in step.samples]  # fmt: skip
+        assert list(world.disk.artefacts[event.weight_version]) == trained
+
+
+def test_training_from_an_older_checkpoint_gets_new_numbers_and_a_lineage_of_its_own() -> None:
+    world = World(batch_size=1, max_age_versions=None)
+    world.put(*(make_sample(f"turn-{number}", session_id="one") for number in range(3)))
+    settle(world.start(), world)
+    assert [event.weight_version for event in world.versions()] == [0, 1, 2, 3]
+    for step in (2, 3):
+        del world.disk.checkpoints[step]
+    world.put(make_sample("served-by-a-lost-version", versions=(3,)))
+    settle(world.start(), world)
+    fresh = world.versions()[4:]
+    assert [(event.weight_version, event.base_version) for event in fresh] == [(4, 1), (5, 4), (6, 5)]
+    assert len({event.lineage for event in fresh}) == 1
+    assert fresh[0].lineage != world.versions()[0].lineage
+    new_steps = [step for step in world.steps() if step.lineage == fresh[0].lineage]
+    trained_again = {sample.turn_id for step in new_steps for sample in step.samples}
+    assert trained_again == {"turn-1", "turn-2", "served-by-a-lost-version"}
+    assert len({step.train_step_id for step in world.steps()}) == len(world.steps())
+
+
+def test_a_new_run_never_reuses_the_numbers_of_a_lost_one() -> None:
+    world = World(batch_size=1)
+    world.put(make_sample("a", session_id="one"), make_sample("b", session_id="one"))
+    settle(world.start(), world)
+    world.disk.checkpoints.clear()
+    settle(world.start(), world)
+    assert [event.weight_version for event in world.versions()] == [0, 1, 2, 3, 4]
+
+
+def test_old_versions_go_only_when_no_engine_may_load_them() -> None:
+    world = World(batch_size=1, max_age_versions=None)
+
+    def heartbeat(version: int | None, state: EngineState = EngineState.READY, target: int | None = None) -> None:
+        event = WeightsAppliedEvent(
+            policy="default",
+            engine="engine-0",
+            state=state,
+            weight_version=version,
+            target_version=target,
+            gate_owner="gateway-0",
+            observed_at=world.clock.now(),
+            expires_at=world.clock.now() + timedelta(days=1),
+        )
+        topic = f"{NAMESPACE}.{topics.WEIGHTS_APPLIED}"
+        world.bus.append(encode(event, topic=topic, key="engine-0", event_id="beat", source="gateway/gateway-0"))
+
+    def train(turn: str) -> None:
+        world.put(make_sample(turn))
+        settle(loop, world)
+
+    loop = world.start()
+    heartbeat(1)
+    for number in range(4):
+        train(f"turn-{number}")
+    assert world.disk.deleted == [2], "0 is the base, 1 is served, 3 is the newest's base, 4 the newest"
+    heartbeat(None, EngineState.UPDATING, target=4)
+    train("turn-4")
+    assert world.disk.deleted == [2], "an engine on an unknown version may be sent back to any"
+    heartbeat(5)
+    train("turn-5")
+    assert world.disk.deleted == [2, 1, 3, 4]
+    assert world.tombstones() == ["default/2", "default/1", "default/3", "default/4"]
+
+
+def test_stopping_announces_the_steps_since_the_last_checkpoint() -> None:
+    world = World(checkpoint_every_steps=100)
+    world.put(make_sample("a"), make_sample("b"))
+    loop = world.start()
+    while not loop.advance():
+        pass
+    assert world.steps() == []
+    stop = threading.Event()
+    stop.set()
+    loop.run(stop)
+    assert [step.weight_version for step in world.steps()] == [1]
+    assert [event.weight_version for event in world.versions()] == [0, 1]
+
+
+def test_a_broker_outage_delays_events_and_loses_none() -> None:
+    world = World()
+    world.put(make_sample("a"), make_sample("b"))
+    loop = world.start()
+    attempts: list[str] = []
+
+    def fail_twice(point: str) -> None:
+        attempts.append(point)
+        if point == "before commit" and attempts.count(point) <= 1:
+            world.bus.is_down = True
+            world.bus.check()
+
+    world.bus.at = fail_twice
+    timer = threading.Timer(0.3, world.bus.set_down, [False])
+    timer.start()
+    while not loop.advance():
+        pass
+    loop._finisher.join()  # pyright: ignore[reportPrivateUsage]
+    timer.join()
+    assert [event.weight_version for event in world.versions()] == [0, 1]
+    assert len(world.steps()) == 1
+
+
+def test_an_unknown_end_of_a_transaction_is_looked_up_and_not_repeated() -> None:
+    world = World()
+    world.put(make_sample("a"), make_sample("b"))
+    loop = world.start()
+    failed: list[str] = []
+
+    def lose_the_answer(point: str) -> None:
+        if point == "after commit" and not failed:
+            failed.append(point)
+            raise BrokerUnavailable("no answer to the commit")
+
+    world.bus.at = lose_the_answer
+    settle(loop, world)
+    assert failed == ["after commit"]
+    assert [event.weight_version for event in world.versions()] == [0, 1]
+    assert len(world.steps()) == 1
