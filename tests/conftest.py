@@ -1,3 +1,8 @@
 """Fixtures for all lanes."""
 
-pytest_plugins = ["tests.fixtures.broker", "tests.fixtures.tokenizers", "tests.fixtures.gateway_app"]
+pytest_plugins = [
+    "tests.fixtures.system",
+    "tests.fixtures.broker",
+    "tests.fixtures.tokenizers",
+    "tests.fixtures.gateway_app",
+]
