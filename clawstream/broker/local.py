@@ -28,6 +28,7 @@ from confluent_kafka.admin import AdminClient
 from clawstream.broker.installation import deploy_directory, find_java, resolve_kafka_jars
 from clawstream.broker.properties import cluster_id_from, render_server_properties
 from clawstream.errors import BrokerUnavailable, SupervisorError
+from clawstream.ids import IdSource
 from clawstream.process_identity import (
     ProcessIdentity,
     describe_port_owner,
@@ -55,17 +56,20 @@ class LocalBroker:
         *,
         environment: Mapping[str, str] | None = None,
         ends_with_parent: bool = False,
+        new_id: IdSource = uuid.uuid4,
     ) -> None:
         """`port`: None keeps the port of the last start, or picks a free one the first time.
 
         `ends_with_parent`: the kernel ends the broker when the thread that started it ends (Linux with setpriv; without
-        effect elsewhere). For tests, so that a killed test run leaves no broker behind.
+        effect elsewhere). For tests, so that a killed test run leaves no broker behind. `new_id` gives the cluster's
+        identity when the data directory is formatted.
         """
         self._directory = data_directory.resolve()
         self._requested_port = port
         self._environment = dict(os.environ if environment is None else environment)
         self._ends_with_parent = ends_with_parent
         self._child: subprocess.Popen[bytes] | None = None
+        self._new_id = new_id
 
     @property
     def directory(self) -> Path:
@@ -229,7 +233,8 @@ class LocalBroker:
 
     def _format(self, java: list[str], properties: Path) -> None:
         command = [*java, "kafka.tools.StorageTool", "format", "--standalone"]
-        command += ["-t", cluster_id_from(uuid.uuid4()), "-c", str(properties)]
+        # With "=": an id may begin with a dash, which would else be read as an option.
+        command += [f"--cluster-id={cluster_id_from(self._new_id())}", f"--config={properties}"]
         result = subprocess.run(command, capture_output=True, text=True, env=self._environment, check=False)
         if result.returncode != 0:
             raise SupervisorError(

@@ -1,6 +1,7 @@
 """The local broker over real Kafka: durable over stop and kill, honest about what is missing."""
 
 import socket
+import uuid
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,16 @@ def test_lack_is_a_skip_locally_and_a_failure_in_ci(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("CI", "true")
     with pytest.raises(pytest.fail.Exception, match="no Java"):
         missing("no Java")
+
+
+def test_any_cluster_id_can_be_formatted(tmp_path: Path, local_broker: LocalBroker) -> None:
+    """One id in 64 begins with a dash in base64 and must not be read as an option."""
+    dashed = uuid.UUID(bytes=b"\xfb" + bytes(15))
+    instance = LocalBroker(tmp_path / "broker", ends_with_parent=True, new_id=lambda: dashed)
+    try:
+        instance.start()
+        assert AdminClient({"bootstrap.servers": instance.bootstrap_servers}).list_topics(timeout=30).cluster_id == (
+            "-wAAAAAAAAAAAAAAAAAAAA"
+        )
+    finally:
+        instance.stop()

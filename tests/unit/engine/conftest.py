@@ -59,7 +59,7 @@ class EngineUnderTest:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Let the engine's thread work until it is so."""
-        while not condition():  # noqa: ASYNC110 - the state belongs to another thread
+        while not condition():
             await asyncio.sleep(0.001)
 
 
