@@ -1,0 +1,16 @@
+"""Settings of the teacher: section `[teacher]`."""
+
+from pydantic import Field
+
+from clawstream.settings import ServiceSettings
+
+
+class TeacherSettings(ServiceSettings):
+    """The teacher."""
+
+    max_in_flight: int = Field(default=256, ge=1)
+    """Scores handled at a time."""
+    turn_cache_bytes: int = Field(default=64 * 1024 * 1024, ge=1)
+    """Turns that were read ahead and may be asked for soon."""
+    turn_timeout_seconds: float = Field(default=30.0, gt=0)
+    """How long reading a turn may take before its score is put off."""
