@@ -8,12 +8,13 @@ from clawstream.clock import Clock
 from clawstream.codec import decode_as, encode, header
 from clawstream.errors import BrokerUnavailable, MissingTurn, OffsetNotRetained, RetryLater
 from clawstream.topics import SAMPLES, full_name, partition_for, topic_definitions
-from clawstream.worker.outcome import Outcome
+from clawstream.worker.handler import Handler
+from clawstream.worker.outcomes import DeadLetter, Outcome, Output, Skip
 from schemas.events import ScoreEvent, TurnEvent
-from services.teacher.assembly import Skip, assemble, skip_before_reading
+from services.teacher.assembly import NoSample, assemble, skip_before_reading
 
 
-class TeacherHandler:
+class TeacherHandler(Handler):
     """What the worker calls for every score."""
 
     def __init__(self, turns: RecordFetcher, *, namespace: str, source: str, clock: Clock) -> None:
@@ -25,24 +26,29 @@ class TeacherHandler:
         self._clock = clock
 
     async def handle(self, record: Record) -> Outcome:
-        """Raises DecodeError for what is no score, MissingTurn when its turn is not on the log, RetryLater in an outage."""
+        """A score without its turn is a dead letter. Raises DecodeError for what is no score, RetryLater in an outage."""
         score = decode_as(record, ScoreEvent)
-        early = skip_before_reading(score)
-        if early is not None:
-            return Outcome.skip(early.reason)
-        turn = await self._turn(record, score)
+        nothing = skip_before_reading(score)
+        if nothing is not None:
+            return Skip(nothing.reason)
+        try:
+            turn = await self._turn(record, score)
+        except MissingTurn as error:
+            return DeadLetter("missing_turn", error)
         sample = assemble(turn, score, None, created_at=self._clock.now())
-        if isinstance(sample, Skip):
-            return Outcome.skip(sample.reason)
-        return Outcome.outputs(
-            encode(
-                sample,
-                topic=self._samples_topic,
-                key=sample.turn_id,
-                event_id=sample.sample_id,
-                source=self._source,
-                partition=partition_for(sample.session_id, self._partitions),
-                traceparent=header(record.headers, "traceparent"),
+        if isinstance(sample, NoSample):
+            return Skip(sample.reason)
+        return Output(
+            (
+                encode(
+                    sample,
+                    topic=self._samples_topic,
+                    key=sample.turn_id,
+                    event_id=sample.sample_id,
+                    source=self._source,
+                    partition=partition_for(sample.session_id, self._partitions),
+                    traceparent=header(record.headers, "traceparent"),
+                ),
             )
         )
 
@@ -57,3 +63,7 @@ class TeacherHandler:
         if (turn.turn_id, turn.session_id) != (score.turn_id, score.session_id):
             raise MissingTurn(f"{record}: {score.turn_ref} holds turn {turn.turn_id}, not {score.turn_id}")
         return turn
+
+    async def close(self) -> None:
+        """Stops reading turns."""
+        await asyncio.to_thread(self._turns.close)
