@@ -3,7 +3,7 @@
 Every answer is written to `llm-calls` before the score that uses it, by a plain idempotent producer outside the
 worker's transaction: a crash between the call and the commit leaves the answer on the log. When a partition of inputs
 is assigned, the ledger's partition of the same number (both are partitioned by session) is read back from the time of
-the oldest unresolved input on, and answers are taken from there. An entry answers only the very same request (checksum).
+the oldest unresolved input on, and answers are taken from there. An entry answers only the very same request.
 """
 
 import asyncio

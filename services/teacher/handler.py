@@ -26,7 +26,7 @@ class TeacherHandler(Handler):
         self._clock = clock
 
     async def handle(self, record: Record) -> Outcome:
-        """A score without its turn is a dead letter. Raises DecodeError for what is no score, RetryLater in an outage."""
+        """A score without its turn is a dead letter. Raises DecodeError for what is no score, else RetryLater."""
         score = decode_as(record, ScoreEvent)
         nothing = skip_before_reading(score)
         if nothing is not None:
