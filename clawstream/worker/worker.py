@@ -32,6 +32,8 @@ _IDLE_SECONDS = 0.1
 """Nothing is under way: a new record ends the wait."""
 _BUSY_SECONDS = 0.005
 """Results may come at any moment, and only a poll that ends looks for them."""
+_MEMBERSHIP_SECONDS = 0.5
+"""Without room for records the consumer is still asked this often: rebalances must not wait for us."""
 _MAX_RECORDS = 100
 _STATUS_SECONDS = 1.0
 _FAILED_FLUSH_PAUSE_SECONDS = 0.2
@@ -69,7 +71,8 @@ class EosWorker:
         self._log = logger
         self._committer = Committer(bus, transactional_id, metrics=metrics, clock=clock, logger=logger)
         self._tracker = Tracker(window_per_partition=settings.window_per_partition)
-        self._backpressure = Backpressure(settings.window_per_partition, settings.max_in_flight)
+        # As many may wait as are under way: then a handler that is done finds work at once.
+        self._backpressure = Backpressure(settings.window_per_partition, capacity=2 * settings.max_in_flight)
         self._flush_policy = FlushPolicy(settings.flush_ceiling_seconds, settings.flush_results)
         self._records = OutcomeRecords(dead_letter_topic=dead_letter_topic, group=group, clock=clock)
         limit = DeadLetterLimit(max_share=settings.max_dead_letter_share, window=settings.dead_letter_window)
@@ -78,6 +81,7 @@ class EosWorker:
         self._ready = threading.Event()
         self._status: dict[str, Any] = {"state": "starting"}
         self._status_due = 0.0
+        self._poll_due = 0.0
         self._failed_flushes = 0
         self._next_flush_at = 0.0
 
@@ -172,23 +176,30 @@ class EosWorker:
             self._consumer.pause(change.pause)
         if change.resume:
             self._consumer.resume(change.resume)
-        busy = any(unfinished.values())
         room = min(_MAX_RECORDS, self._backpressure.room(unfinished))
-        for record in self._consumer.consume(room, _BUSY_SECONDS if busy else _IDLE_SECONDS):
-            self._tracker.start(record)
-        self._dispatch()
+        now = self._clock.monotonic_seconds()
+        if room > 0 or now >= self._poll_due:
+            self._poll_due = now + _MEMBERSHIP_SECONDS
+            wait = 0.0 if room == 0 else _BUSY_SECONDS if any(unfinished.values()) else _IDLE_SECONDS
+            for record in self._consumer.consume(max(room, 1), wait):
+                self._tracker.start(record)
+            self._dispatch()
+        else:
+            self._collect(_BUSY_SECONDS)
         self._report()
 
-    def _collect(self) -> None:
-        while True:
-            try:
+    def _collect(self, wait_seconds: float = 0.0) -> None:
+        """Takes in what handlers have finished, waiting at most so long for the first."""
+        try:
+            result = self._pool.results.get(block=wait_seconds > 0, timeout=wait_seconds)
+            while True:
+                if isinstance(result, Failure):
+                    raise result.error
+                if not self._tracker.resolve(result.ticket, result.outcome):
+                    self._metrics.increment("worker_late_results_total")
                 result = self._pool.results.get_nowait()
-            except queue.Empty:
-                return
-            if isinstance(result, Failure):
-                raise result.error
-            if not self._tracker.resolve(result.ticket, result.outcome):
-                self._metrics.increment("worker_late_results_total")
+        except queue.Empty:
+            return
 
     def _dispatch(self) -> None:
         free = self._settings.max_in_flight - self._tracker.in_flight
