@@ -1,0 +1,82 @@
+"""From outcomes to records, and what to do about a record that its topic refuses."""
+
+from collections.abc import Iterator, Sequence
+
+from clawstream.bus.interface import OutgoingRecord
+from clawstream.clock import Clock
+from clawstream.errors import FatalBusError, RecordRejected
+from clawstream.log import Logger
+from clawstream.metrics import Metrics
+from clawstream.worker.dead_letters import DeadLetterLimit, dead_letter_record, installed_version
+from clawstream.worker.outcomes import DeadLetter, Outcome, Output, Skip
+from clawstream.worker.tracker import Prefix, Ticket
+
+
+class OutcomeRecords:
+    """Makes the records of a transaction."""
+
+    def __init__(self, *, dead_letter_topic: str, group: str, clock: Clock) -> None:
+        self._dead_letter_topic = dead_letter_topic
+        self._group = group
+        self._clock = clock
+        self._version = installed_version()
+
+    def of(self, prefixes: Sequence[Prefix]) -> list[tuple[OutgoingRecord, Ticket]]:
+        """Every record to write, in order, with the input that it belongs to."""
+        return [pair for prefix in prefixes for pair in self._of(prefix)]
+
+    def _of(self, prefix: Prefix) -> Iterator[tuple[OutgoingRecord, Ticket]]:
+        for ticket, outcome in prefix.results:
+            if isinstance(outcome, Output):
+                for record in outcome.records:
+                    yield record, ticket
+            elif isinstance(outcome, DeadLetter):
+                record = dead_letter_record(
+                    ticket.record,
+                    outcome,
+                    topic=self._dead_letter_topic,
+                    group=self._group,
+                    service_version=self._version,
+                    now=self._clock.now(),
+                )
+                yield record, ticket
+
+    def instead_of_refused(
+        self, error: RecordRejected, records: Sequence[tuple[OutgoingRecord, Ticket]]
+    ) -> tuple[Ticket, DeadLetter]:
+        """The input whose record was refused, and its new outcome.
+
+        An output that does not fit makes a dead letter; a dead letter that does not fit loses its value.
+        Raises FatalBusError when even that is refused.
+        """
+        refused, ticket = next((record, ticket) for record, ticket in records if record is error.record)
+        if refused.topic != self._dead_letter_topic:
+            return ticket, DeadLetter("oversize", error)
+        if refused.value is not None:
+            return ticket, DeadLetter("oversize", error, without_value=True)
+        raise FatalBusError(f"{ticket.record}: not even its headers fit into {self._dead_letter_topic}") from error
+
+
+class OutcomeCounter:
+    """Counts what was committed."""
+
+    def __init__(self, *, metrics: Metrics, logger: Logger, limit: DeadLetterLimit) -> None:
+        self._metrics = metrics
+        self._log = logger
+        self._limit = limit
+
+    def count(self, committed: Sequence[tuple[Ticket, Outcome]]) -> None:
+        """Raises TooManyDeadLetters, after all are counted."""
+        for ticket, outcome in committed:
+            if isinstance(outcome, DeadLetter):
+                self._metrics.increment("worker_inputs_total", result="dead_letter", reason=outcome.reason)
+                self._metrics.increment("dead_letters_total", reason=outcome.reason)
+                self._log.warning(
+                    "dead letter", record=str(ticket.record), reason=outcome.reason, error=str(outcome.error)
+                )
+            elif isinstance(outcome, Skip):
+                self._metrics.increment("worker_inputs_total", result="skip", reason=outcome.reason)
+            else:
+                self._metrics.increment("worker_inputs_total", result="output", reason="")
+        for _, outcome in committed:
+            self._limit.add(isinstance(outcome, DeadLetter))
