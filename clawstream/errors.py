@@ -6,6 +6,7 @@
     ├── ContractError            data breaks a contract
     │   ├── DecodeError          a record cannot be decoded (goes to the dead-letter topic)
     │   ├── BlobError            a content-addressed blob is missing or has another checksum
+    │   ├── MissingTurn          a score's turn is not where the score says
     │   └── TopicDefinitionError a topic on the broker differs from its YAML file
     ├── BusError                 the log could not be read or written
     │   ├── BrokerUnavailable    no broker answers; try again
@@ -58,6 +59,10 @@ class DecodeError(ContractError):
 
 class BlobError(ContractError):
     """A content-addressed blob is missing or its bytes do not have the checksum in their name."""
+
+
+class MissingTurn(ContractError):  # noqa: N818
+    """A score refers to a turn that is not on the log (any more), or is another one. Goes to the dead-letter topic."""
 
 
 class TopicDefinitionError(ContractError):

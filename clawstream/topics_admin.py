@@ -76,11 +76,12 @@ def wait_until_readable(
     admin = bus.admin()
     consumer = bus.reader()
     try:
-        names = [full_name(namespace, definition.topic) for definition in definitions]
-        for partition in [partition for name in names for partition in admin.partitions(name)]:
+        for definition in definitions:
+            name = full_name(namespace, definition.topic)
             while True:
                 try:
-                    consumer.watermarks(partition)
+                    for partition in admin.partitions(name):
+                        consumer.watermarks(partition)
                     break
                 except BusError:
                     if clock.monotonic_seconds() >= deadline_seconds:

@@ -174,6 +174,17 @@ class KafkaConsumer:
         except KafkaException as exception:
             raise translate(kafka_error(exception), f"{partition}: asking for first and end offset") from exception
 
+    def offset_for_time(self, partition: TopicPartition, timestamp_milliseconds: int) -> int:
+        # librdkafka takes the timestamp in the place of the offset.
+        query = LibrdkafkaTopicPartition(partition.topic, partition.partition, max(0, timestamp_milliseconds))
+        try:
+            (answer,) = self._client.offsets_for_times([query], timeout=SOCKET_TIMEOUT_SECONDS)
+        except KafkaException as exception:
+            raise translate(kafka_error(exception), f"{partition}: asking for the offset of a time") from exception
+        if answer.error is not None:
+            raise translate(answer.error, f"{partition}: asking for the offset of a time")
+        return answer.offset if answer.offset >= 0 else self.watermarks(partition)[1]
+
     def group_metadata(self) -> GroupMetadata:
         return self._client.consumer_group_metadata()
 

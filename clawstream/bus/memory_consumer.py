@@ -91,6 +91,11 @@ class MemoryConsumer:
             log = self._cluster.log(partition)
             return log.first_offset, log.last_stable_offset
 
+    def offset_for_time(self, partition: TopicPartition, timestamp_milliseconds: int) -> int:
+        with self._cluster.changed:
+            self._cluster.check_available()
+            return self._cluster.log(partition).offset_for_time(timestamp_milliseconds)
+
     def group_metadata(self) -> GroupMetadata:
         raise ValueError("a reader is in no group")
 

@@ -71,6 +71,13 @@ class PartitionLog:
                 records.append(entry.record)
         return records, offset
 
+    def offset_for_time(self, timestamp_milliseconds: int) -> int:
+        """Offset of the first record that is so old or younger, else the end; committed or not, as Kafka has it."""
+        for offset, entry in enumerate(self.entries, start=self.first_offset):
+            if entry.record is not None and entry.record.timestamp_milliseconds >= timestamp_milliseconds:
+                return offset
+        return self.last_stable_offset
+
     def truncate_before(self, offset: int) -> None:
         """What retention does."""
         dropped = min(max(offset - self.first_offset, 0), len(self.entries))

@@ -70,6 +70,21 @@ class Judging:
         if next_state.feedback is not None:
             return self._explicit(next_state, reference, judge)
         votes = await self._votes(next_state, judge, accept_timeouts)
+        return self._of_votes(next_state, reference, judge, votes, self._clock.monotonic_seconds() - started)
+
+    def score_of_ledger(self, next_state: NextStateEvent, reference: RecordReference, judge: ActiveJudge) -> ScoreEvent:
+        """The score when time is over: votes that are in the ledger count, the others abstain. Calls no model."""
+        votes = [self._arrived(next_state, judge, number) for number in range(judge.spec.votes)]
+        return self._of_votes(next_state, reference, judge, votes, 0.0)
+
+    def _of_votes(
+        self,
+        next_state: NextStateEvent,
+        reference: RecordReference,
+        judge: ActiveJudge,
+        votes: list[Vote],
+        judge_seconds: float,
+    ) -> ScoreEvent:
         for vote in votes:
             self._metrics.increment("votes_total", verdict=str(vote.verdict if vote.verdict is not None else "abstain"))
         result = tally(votes)
@@ -83,7 +98,7 @@ class Judging:
             tied=result.tied,
             votes=votes,
             hints=_user_hints(next_state) if judge.spec.hints == "user" else [],
-            judge_seconds=self._clock.monotonic_seconds() - started,
+            judge_seconds=judge_seconds,
         )
 
     def _explicit(self, next_state: NextStateEvent, reference: RecordReference, judge: ActiveJudge) -> ScoreEvent:
@@ -130,6 +145,16 @@ class Judging:
             return_exceptions=True,
         )
         return _settled(results, accept_timeouts)
+
+    def _arrived(self, next_state: NextStateEvent, judge: ActiveJudge, number: int) -> Vote:
+        """A vote as far as the ledger has it."""
+        backend = judge.backend
+        if isinstance(backend, ModelBackend):
+            call_id = ids.call_id(next_state.next_state_id, judge.spec.spec_hash, "verdict", number)
+            entry = self._ledger.find(call_id, request_checksum(backend.prepare(next_state)))
+            if entry is not None:
+                return _vote(number, backend.interpret(entry.response), call_id)
+        return _vote(number, Opinion(abstention=Abstention.TIMEOUT), None)
 
     async def _model_vote(
         self, next_state: NextStateEvent, judge: ActiveJudge, backend: ModelBackend, number: int

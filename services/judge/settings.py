@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 
 from clawstream.errors import SettingsError
 from clawstream.settings import ConfigPath, Section, ServiceSettings
+from clawstream.worker.settings import WorkerSettings
 from schemas.judge_spec import JudgeSpec
 
 
@@ -54,10 +55,22 @@ class JudgeSettings(ServiceSettings):
     """The judge spec that counts (with promotion epoch 0) until one is promoted on the `config` topic."""
     model: JudgeModelSettings = JudgeModelSettings()
     """How to reach the judge model."""
-    max_in_flight: int = Field(default=256, ge=1)
-    """Inputs handled at a time."""
+    worker: WorkerSettings = WorkerSettings(deadline_seconds=900.0)
+    """How many next states at once, and how long. The deadline must leave time for every attempt to call the model;
+    past it, votes that did not arrive abstain."""
     ledger_flush_timeout_seconds: float = Field(default=30.0, gt=0)
     """How long a ledger entry may take to reach the log before its input is put off."""
+
+    @model_validator(mode="after")
+    def _deadline_is_longer_than_the_calls(self) -> "JudgeSettings":
+        needed_seconds = self.model.call_attempts * (self.model.call_timeout_seconds + self.model.longest_retry_seconds)
+        if self.worker.deadline_seconds < needed_seconds:
+            raise ValueError(
+                f"worker.deadline_seconds is {self.worker.deadline_seconds:.0f}, but {self.model.call_attempts} calls "
+                f"with their pauses may take {needed_seconds:.0f} (model.call_attempts, call_timeout_seconds, "
+                "longest_retry_seconds)"
+            )
+        return self
 
 
 def _file_content(file: Path) -> str:

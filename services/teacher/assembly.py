@@ -29,21 +29,21 @@ class SkipReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Skip:
+class NoSample:
     """Nothing to learn: counted, never silent."""
 
     reason: str
     """A word for the counter."""
 
 
-def skip_before_reading(score: ScoreEvent) -> Skip | None:
+def skip_before_reading(score: ScoreEvent) -> NoSample | None:
     """Whether the score alone says that there will be no sample: then its turn need not be read."""
-    return Skip(SkipReason.FAILED_SCORE) if score.status is ScoreStatus.FAILED else None
+    return NoSample(SkipReason.FAILED_SCORE) if score.status is ScoreStatus.FAILED else None
 
 
 def assemble(
     turn: TurnEvent, score: ScoreEvent, signal: TeacherSignal | None, *, created_at: datetime
-) -> SampleEvent | Skip:
+) -> SampleEvent | NoSample:
     """The sample, or why there is none.
 
     Raises ValueError when score and turn do not belong together, or the signal has another length than the response.
@@ -55,9 +55,9 @@ def assemble(
         )
     if not turn.trainable:
         assert turn.untrainable_reason is not None
-        return Skip(f"untrainable_{turn.untrainable_reason.value}")
+        return NoSample(f"untrainable_{turn.untrainable_reason.value}")
     if score.reward is None and signal is None:
-        return Skip(SkipReason.FAILED_SCORE)
+        return NoSample(SkipReason.FAILED_SCORE)
     return SampleEvent(
         sample_id=ids.sample_id(turn.turn_id, score.score_id),
         turn_id=turn.turn_id,

@@ -164,3 +164,23 @@ def test_topics_are_described_changed_and_created_once(bus: Bus, namespace: str)
 def _write_and_flush(producer: Producer, record: OutgoingRecord) -> None:
     producer.produce(record)
     producer.flush(30)
+
+
+def test_the_offset_of_a_time_is_that_of_the_first_record_so_old_or_younger(bus: Bus, topic: str) -> None:
+    partition = TopicPartition(topic, 0)
+    reader = bus.reader()
+    assert reader.offset_for_time(partition, 0) == 0, "the end of an empty partition"
+    write(bus, topic, b"first", b"second")
+    first, second = read_all(bus, topic)
+    assert reader.offset_for_time(partition, 0) == 0
+    assert reader.offset_for_time(partition, -1) == 0
+    assert reader.offset_for_time(partition, first.timestamp_milliseconds) == 0
+    assert reader.offset_for_time(partition, second.timestamp_milliseconds + 1) == 2
+    reader.close()
+
+
+def test_the_offset_of_a_time_in_a_partition_that_does_not_exist_is_an_error(bus: Bus, topic: str) -> None:
+    reader = bus.reader()
+    with pytest.raises(BusError):
+        reader.offset_for_time(TopicPartition(topic, 99), 0)
+    reader.close()

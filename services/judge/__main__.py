@@ -1,0 +1,117 @@
+"""Wiring: `python -m services.judge --config clawstream.toml [--process NAME]`."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clawstream.bus.kafka import KafkaBus
+from clawstream.clock import SystemClock
+from clawstream.engine.client import EngineTimeouts, HttpEngineClient
+from clawstream.errors import ClawstreamError
+from clawstream.log import configure_logging
+from clawstream.metrics import Metrics
+from clawstream.rendering.renderer import load_renderer
+from clawstream.settings import load_settings
+from clawstream.topics import CONFIG, JUDGE_DLQ, LLM_CALLS, NEXT_STATES, SCORES, full_name
+from clawstream.worker.waiting import wait_for_topics
+from clawstream.worker.worker import EosWorker
+from clawstream.worker_process import run_worker, stop_on_signals
+from services.judge.active import ActiveJudges
+from services.judge.backends.factory import BackendFactory
+from services.judge.calls import ModelCaller, RetryPolicy
+from services.judge.config_follower import ConfigFollower
+from services.judge.handler import JudgeHandler
+from services.judge.judging import Judging
+from services.judge.ledger import Ledger
+from services.judge.ledger_writer import LedgerWriter
+from services.judge.settings import JudgeSettings
+
+
+def main(
+    config: Annotated[Path | None, typer.Option(help="The TOML file.")] = None,
+    process: Annotated[str | None, typer.Option(help="Its entry in [[processes]].")] = None,
+) -> None:
+    """Judge what follows answers."""
+    try:
+        settings = load_settings(JudgeSettings, section="judge", file=config, process=process, environment=os.environ)
+        asyncio.run(run(settings, os.environ))
+    except ClawstreamError as error:
+        sys.exit(f"judge: {error}")
+
+
+async def run(settings: JudgeSettings, environment: Mapping[str, str]) -> None:
+    """Judges until SIGTERM or SIGINT. Raises ClawstreamError when it cannot go on."""
+    logger = configure_logging(settings.log, process=settings.name)
+    namespace, source = settings.kafka.namespace, f"judge/{settings.name}"
+    clock, metrics = SystemClock(), Metrics()
+    factory = BackendFactory(
+        settings.model,
+        api_key=settings.model.api_key(environment),
+        make_engine=lambda name, url, seconds: HttpEngineClient(
+            name, url, timeouts=EngineTimeouts(call_seconds=seconds)
+        ),
+        load_renderer=load_renderer,
+    )
+    judges = ActiveJudges(settings.spec, factory.make, logger=logger)
+    bus = KafkaBus(settings.kafka, client_id=settings.name)
+    topics = [full_name(namespace, topic) for topic in (CONFIG, LLM_CALLS, NEXT_STATES, SCORES, JUDGE_DLQ)]
+    async with stop_on_signals() as stop:
+        if not await asyncio.to_thread(wait_for_topics, bus, topics, stop=stop, logger=logger):
+            return
+        follower = await asyncio.to_thread(
+            lambda: ConfigFollower(bus, full_name(namespace, CONFIG), judges.apply, on_failure=stop.set)
+        )
+        writer = LedgerWriter(bus.producer, flush_timeout_seconds=settings.ledger_flush_timeout_seconds)
+        ledger = Ledger(bus, writer, namespace=namespace, source=source, logger=logger)
+        caller = ModelCaller(
+            RetryPolicy(
+                attempts=settings.model.call_attempts,
+                first_delay_seconds=settings.model.first_retry_seconds,
+                longest_delay_seconds=settings.model.longest_retry_seconds,
+            ),
+            max_concurrent_calls=settings.model.max_concurrent_calls,
+            clock=clock,
+            metrics=metrics,
+        )
+        handler = JudgeHandler(
+            judges,
+            Judging(ledger, caller, clock=clock, metrics=metrics),
+            ledger,
+            namespace=namespace,
+            source=source,
+            max_timeouts=settings.model.max_timeouts,
+            logger=logger,
+        )
+        worker = EosWorker(
+            bus,
+            handler,
+            input_topics=[full_name(namespace, NEXT_STATES)],
+            dead_letter_topic=full_name(namespace, JUDGE_DLQ),
+            group=f"{namespace}.judge",
+            instance=settings.name,
+            transactional_id=f"{namespace}.judge.{settings.name}",
+            settings=settings.worker,
+            metrics=metrics,
+            clock=clock,
+            logger=logger,
+        )
+        judge = judges.current
+        logger.info(
+            "judging", backend=judge.spec.backend, spec_hash=judge.spec.spec_hash, promotion_epoch=judge.promotion_epoch
+        )
+        try:
+            await run_worker(worker, settings, stop=stop, metrics=metrics, logger=logger)
+        finally:
+            await asyncio.to_thread(follower.close)
+            await asyncio.to_thread(writer.close)
+        if follower.failure is not None:
+            raise follower.failure
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,68 @@
+"""Wiring: `python -m services.teacher --config clawstream.toml [--process NAME]`."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clawstream.bus.kafka import KafkaBus
+from clawstream.bus.record_fetcher import RecordFetcher
+from clawstream.clock import SystemClock
+from clawstream.errors import ClawstreamError
+from clawstream.log import configure_logging
+from clawstream.metrics import Metrics
+from clawstream.settings import load_settings
+from clawstream.topics import SAMPLES, SCORES, TEACHER_DLQ, TURNS, full_name
+from clawstream.worker.waiting import wait_for_topics
+from clawstream.worker.worker import EosWorker
+from clawstream.worker_process import run_worker, stop_on_signals
+from services.teacher.handler import TeacherHandler
+from services.teacher.settings import TeacherSettings
+
+
+def main(
+    config: Annotated[Path | None, typer.Option(help="The TOML file.")] = None,
+    process: Annotated[str | None, typer.Option(help="Its entry in [[processes]].")] = None,
+) -> None:
+    """Turn scores into samples."""
+    try:
+        settings = load_settings(
+            TeacherSettings, section="teacher", file=config, process=process, environment=os.environ
+        )
+        asyncio.run(run(settings))
+    except ClawstreamError as error:
+        sys.exit(f"teacher: {error}")
+
+
+async def run(settings: TeacherSettings) -> None:
+    """Teaches until SIGTERM or SIGINT. Raises ClawstreamError when it cannot go on."""
+    logger = configure_logging(settings.log, process=settings.name)
+    namespace = settings.kafka.namespace
+    clock, metrics = SystemClock(), Metrics()
+    bus = KafkaBus(settings.kafka, client_id=settings.name)
+    topics = [full_name(namespace, topic) for topic in (TURNS, SCORES, SAMPLES, TEACHER_DLQ)]
+    async with stop_on_signals() as stop:
+        if not await asyncio.to_thread(wait_for_topics, bus, topics, stop=stop, logger=logger):
+            return
+        turns = RecordFetcher(bus, cache_bytes=settings.turn_cache_bytes, timeout_seconds=settings.turn_timeout_seconds)
+        worker = EosWorker(
+            bus,
+            TeacherHandler(turns, namespace=namespace, source=f"teacher/{settings.name}", clock=clock),
+            input_topics=[full_name(namespace, SCORES)],
+            dead_letter_topic=full_name(namespace, TEACHER_DLQ),
+            group=f"{namespace}.teacher",
+            instance=settings.name,
+            transactional_id=f"{namespace}.teacher.{settings.name}",
+            settings=settings.worker,
+            metrics=metrics,
+            clock=clock,
+            logger=logger,
+        )
+        await run_worker(worker, settings, stop=stop, metrics=metrics, logger=logger)
+
+
+if __name__ == "__main__":
+    typer.run(main)
