@@ -82,7 +82,8 @@ class GatewayConversations:
         self._store = store
         self._index = index
         self._follower = follower
-        self._drain = drain
+        self.drain = drain
+        """Moves the outbox onto the log."""
         self._clock = clock
         self._metrics = metrics
         self._logger = logger
@@ -95,7 +96,7 @@ class GatewayConversations:
         """Recovers what waits on disk, then follows the index and drains the outbox. Does not wait for a broker."""
         await self._in_thread(self._recover)
         self._follower.start()
-        self._drain.start()
+        self.drain.start()
         self._idle_task = asyncio.create_task(self._close_idle_sessions(), name="idle-sessions")
 
     async def close(self) -> int:
@@ -104,7 +105,7 @@ class GatewayConversations:
             self._idle_task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._idle_task
-        left = await asyncio.to_thread(self._drain.stop, self._settings.close_drain_seconds)
+        left = await asyncio.to_thread(self.drain.stop, self._settings.close_drain_seconds)
         await asyncio.to_thread(self._follower.stop)
         self._executor.shutdown(wait=True)
         await asyncio.to_thread(self._outbox.close)
@@ -114,12 +115,12 @@ class GatewayConversations:
 
     def is_ready(self) -> bool:
         """Whether the index was read to its end once and the outbox is being drained."""
-        return self._follower.caught_up and self._drain.failure is None
+        return self._follower.caught_up and self.drain.failure is None
 
     @property
     def failure(self) -> Exception | None:
         """Why nothing reaches the log any more, for example a second process of this name: the process must end."""
-        return self._drain.failure
+        return self.drain.failure
 
     def sees_other_gateways(self) -> bool:
         """Whether another gateway on this log was active lately."""
