@@ -78,6 +78,7 @@ model_path = "{tiny_model_directory}"
 port = {gateway_port}
 operations_port = {operations_port}
 drain_seconds = 0.5
+gate = {{ hold_seconds = 2 }}
 engines = [{{ name = "one", url = "http://127.0.0.1:{engine_port}", loads_beside = true }}]
 """)
     log = tmp_path / "gateway.log"
@@ -138,7 +139,7 @@ def test_what_was_sampled_is_on_the_log_and_the_process_ends_in_order(
     assert first.response_ids == second.response_ids
     np.testing.assert_allclose(first.response_logprobs.to_numpy(), second.response_logprobs.to_numpy(), atol=1e-4)
     assert third.parent_turn_id in (first.turn_id, second.turn_id)
-    assert third.session_id != second.session_id or third.session_id != first.session_id
+    assert third.session_id in (first.session_id, second.session_id)
     # What the engine itself says of these ids: at temperature 1 scoring and sampling agree.
     scored = httpx.post(
         f"{running.engine_url}/generate",
@@ -157,11 +158,12 @@ def test_what_was_sampled_is_on_the_log_and_the_process_ends_in_order(
     stream = client.chat.completions.create(model="tiny", messages=history, stream=True, max_tokens=1900)
     next(iter(stream))
     running.gateway.send_signal(signal.SIGTERM)
+    ends: list[str | None] = []
     try:
-        for _ in stream:
-            pass
+        ends += [chunk.choices[0].finish_reason for chunk in stream]
     except openai.APIError as error:
-        assert "shutting down" in error.message
+        ends.append(error.message)
+    assert ends[-1] in ("stop", "length", "the gateway is shutting down")
     assert running.gateway.wait(timeout=60) == 0, running.log.read_text()
     assert "Traceback" not in running.log.read_text()
 
@@ -174,10 +176,8 @@ def test_an_engine_that_dies_is_503_and_the_gateway_lives_on(running: RunningGat
         "POST", f"{running.url}/v1/chat/completions", json={"messages": messages, "stream": True}, timeout=120
     ) as answer:
         body = answer.read()
-    if answer.status_code == 200:  # held longer than the keep-alive interval: the stream had begun
-        assert b"no engine was ready" in body
-    else:
-        assert answer.status_code == 503
-        assert int(answer.headers["retry-after"]) >= 1
+    assert answer.status_code == 503, body
+    assert int(answer.headers["retry-after"]) >= 1
+    assert orjson.loads(body)["error"]["code"] == "no_engine_ready"
     assert httpx.get(f"{running.url}/healthz").status_code == 200
     assert httpx.get(f"{running.url}/readyz").status_code == 503
