@@ -28,8 +28,8 @@ from services.trainer.checkpoint import CheckpointStore
 from tests.fixtures.samples import make_sample, sample_record
 from tests.unit.trainer.tiny_models import save_tiny_model
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
-PATIENCE_SECONDS = 120.0
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
+PATIENCE_SECONDS = 240.0
 
 
 class TrainerProcess:
@@ -67,7 +67,7 @@ class TrainerProcess:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 log = self._log.read_text(errors="replace")[-4000:]
                 raise AssertionError(f"{what} did not happen (exit {self._process.poll()}):\n{log}")
-            time.sleep(0.002)  # another process's files and topics: there is no event to await
+            time.sleep(0.01)  # another process's files and topics: there is no event to await
 
     def close(self) -> None:
         if self._process is not None and self._process.poll() is None:
