@@ -11,7 +11,14 @@ from enum import Enum, auto
 
 from clawstream.clock import Clock
 from clawstream.engine.interface import EngineClient, GenerationChunk, GenerationRequest
-from clawstream.errors import ClawstreamError, EngineError, EngineProtocolError, EngineTimeout, EngineUnavailable, RequestRefused
+from clawstream.errors import (
+    ClawstreamError,
+    EngineError,
+    EngineProtocolError,
+    EngineTimeout,
+    EngineUnavailable,
+    RequestRefused,
+)
 from clawstream.log import Logger
 from clawstream.metrics import Metrics
 from clawstream.rendering.interface import AnswerDelta, AnswerStream, ChatRenderer, ParsedAnswer, RenderedPrompt
