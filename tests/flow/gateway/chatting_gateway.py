@@ -41,4 +41,5 @@ async def main(bootstrap_servers: str, namespace: str, directory: str, turns: in
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:4], int(sys.argv[4]) if len(sys.argv) > 4 else None))
+    servers, name, folder, *limit = sys.argv[1:]
+    asyncio.run(main(servers, name, folder, int(limit[0]) if limit else None))

@@ -12,13 +12,13 @@ from pathlib import Path
 import orjson
 import pytest
 from kafka import KafkaConsumer as SecondOpinionConsumer
-from kafka import TopicPartition as SecondOpinionPartition
+from kafka.structs import TopicPartition as SecondOpinionPartition
 
 from clawstream.broker import LocalBroker
 from clawstream.bus.kafka import KafkaBus
 from clawstream.settings import KafkaSettings
 from schemas.events import TurnEvent
-from tests.fixtures.conversations import assistant, create_topics, running_gateway, user
+from tests.fixtures.conversations import assistant, create_topics, running_gateway, until, user
 
 pytestmark = pytest.mark.kafka
 
@@ -35,7 +35,7 @@ def committed_values(bootstrap_servers: str, topic: str) -> dict[int, list[tuple
     ends = consumer.end_offsets(partitions)
     consumer.seek_to_beginning()
     found: dict[int, list[tuple[int, dict[str, object]]]] = {partition.partition: [] for partition in partitions}
-    while any(consumer.position(partition) < ends[partition] for partition in partitions):
+    while any((consumer.position(partition) or 0) < ends[partition] for partition in partitions):
         for records in consumer.poll(timeout_ms=500).values():
             for record in records:
                 found[record.partition].append((record.offset, orjson.loads(record.value)))
@@ -56,12 +56,10 @@ async def test_two_gateways_serve_one_conversation(broker: str, namespace: str, 
         running_gateway(bus, tmp_path, name="one", namespace=namespace, other_gateway_wait_seconds=5) as one,
         running_gateway(bus, tmp_path, name="two", namespace=namespace, other_gateway_wait_seconds=5) as two,
     ):
-        while not (one.conversations.is_ready() and two.conversations.is_ready()):
-            await asyncio.sleep(0.02)
+        await until(lambda: one.conversations.is_ready() and two.conversations.is_ready())
         turns.append(await one.answer([user("begin")], "answer number 0"))
         await two.answer([user("x")], "something unrelated to it")
-        while not all(gateway.conversations.sees_other_gateways() for gateway in (one, two)):
-            await asyncio.sleep(0.02)
+        await until(lambda: all(gateway.conversations.sees_other_gateways() for gateway in (one, two)))
         messages = [user("begin")]
         for number in range(1, 7):
             messages = [*messages, assistant(f"answer number {number - 1}"), user(f"go on {number}")]

@@ -81,7 +81,7 @@ def test_an_own_profile_replaces_a_shipped_one(tmp_path: Path) -> None:
         ('name = "x"\ndescription = ""\n[recognise]\n[[rules]]\nname = "r"\nkind = "volatil"\n', "rules.0.kind"),
         ('name = "x"\ndescription = ""\nrules = []\n[recognise]\nagents = []\n', "recognise.agents"),
         (
-            'name = "x"\ndescription = ""\n[recognise]\n[[rules]]\nname = "r"\nkind = "notice"\npattern = "("\nexamples=["a"]\n',
+            'name="x"\ndescription=""\n[recognise]\n[[rules]]\nname="r"\nkind="notice"\npattern="("\nexamples=["a"]\n',
             "rules.0.pattern",
         ),
     ],

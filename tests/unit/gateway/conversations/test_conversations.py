@@ -1,6 +1,5 @@
 """Conversations end to end on the bus in memory."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from tests.fixtures.conversations import (
     records_of,
     request,
     running_gateway,
+    until,
     user,
 )
 
@@ -153,8 +153,7 @@ async def test_another_gateway_knows_the_turn(bus: MemoryBus, tmp_path: Path) ->
         messages = [user("begin")]
         turns = [await one.answer(messages, "answer number 0")]
         await two.answer([user("x")], "something unrelated to it")
-        while not all(gateway.conversations.sees_other_gateways() for gateway in (one, two)):
-            await asyncio.sleep(0.01)
+        await until(lambda: all(gateway.conversations.sees_other_gateways() for gateway in (one, two)))
         for number in range(1, 8):
             messages = [*messages, assistant(f"answer number {number - 1}"), user(f"go on {number}")]
             turns.append(await (two, one)[number % 2 == 0].answer(messages, f"answer number {number}"))

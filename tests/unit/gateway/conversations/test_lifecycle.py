@@ -25,6 +25,7 @@ from tests.fixtures.conversations import (
     request,
     running_gateway,
     turn_event,
+    until,
     user,
 )
 from tests.fixtures.turn_tree import TurnTree
@@ -85,12 +86,10 @@ async def test_a_turn_that_went_on_at_another_gateway_is_not_ended(bus: MemoryBu
         first = await one.answer([user("a")], "an answer")
         async with running_gateway(bus, tmp_path, name="two", clock=clock) as two:
             assert await one.conversations.wait_until_indexed(GIVE_UP_SECONDS)
-            while not two.conversations.is_ready():
-                await asyncio.sleep(0.01)
+            await until(two.conversations.is_ready)
             second = await two.answer([user("a"), assistant("an answer"), user("b")], "another")
             assert second.parent_turn_id == first.turn_id
-        while not one.conversations.sees_other_gateways():
-            await asyncio.sleep(0.01)
+        await until(one.conversations.sees_other_gateways)
         clock.advance(10_000)
         assert await one.conversations.close_idle_sessions() == 0
 
@@ -104,14 +103,12 @@ async def test_a_restart_goes_on_waiting_for_old_turns(bus: MemoryBus, tmp_path:
         assert await gateway.conversations.wait_until_indexed(GIVE_UP_SECONDS)
     for expected in (1, 1):  # The second restart does not end the old turn again.
         async with running_gateway(bus, tmp_path, clock=clock) as gateway:
-            while not gateway.conversations.is_ready():
-                await asyncio.sleep(0.01)
+            await until(gateway.conversations.is_ready)
             await gateway.conversations.restore_open_sessions()
         assert len(kinds(bus)[old.turn_id]) == expected
         assert young.turn_id not in kinds(bus)
     async with running_gateway(bus, tmp_path, clock=clock) as gateway:
-        while not gateway.conversations.is_ready():
-            await asyncio.sleep(0.01)
+        await until(gateway.conversations.is_ready)
         await gateway.conversations.restore_open_sessions()
         clock.advance(10_000)
         assert await gateway.conversations.close_idle_sessions() == 1
@@ -121,8 +118,7 @@ async def test_turns_left_in_the_outbox_are_known_after_a_restart_without_a_brok
     bus: MemoryBus, tmp_path: Path
 ) -> None:
     async with running_gateway(bus, tmp_path, close_drain_seconds=0) as gateway:
-        while not gateway.conversations.is_ready():
-            await asyncio.sleep(0.01)
+        await until(gateway.conversations.is_ready)
         bus.set_available(False)
         first = await gateway.answer([user("a")], "an answer")
         left = await gateway.conversations.close()

@@ -5,14 +5,14 @@ from pathlib import Path
 
 from schemas.events.base import TurnType
 from schemas.events.next_state import NextStateKind
-from tests.fixtures.conversations import assistant, call, tool, user
+from tests.fixtures.conversations import assistant, call, system, tool, user
 from tests.fixtures.turn_tree import TurnTree, is_side
 
 TABLE = Path(__file__).parents[4] / "docs" / "sessions.md"
 LONG = "Canberra is the capital of Australia, chosen in 1908 as a compromise between Sydney and Melbourne."
 OTHER = "The compromise was reached because neither of the two large cities would accept the other one."
 CARRIER = user("<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nclock 15:01\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>")
-SYSTEM = {"role": "system", "content": "You are a personal assistant running inside OpenClaw."}
+SYSTEM = system("You are a personal assistant running inside OpenClaw.")
 
 
 def test_every_row_of_the_table_has_its_test() -> None:
@@ -91,6 +91,26 @@ def test_repeated_request_that_fits_two_chats() -> None:
 
 
 def test_ranking_by_agreeing_ancestors() -> None:
+    tree = TurnTree()
+    parents = {}
+    for answer in (LONG, OTHER):
+        tree.answer([user("tell me"), user("now")], answer)
+        parents[answer] = tree.answer([user("tell me"), user("now"), assistant(answer), user("save it")], "Done.")
+    for answer in (LONG, OTHER):
+        messages = [
+            user("tell me"),
+            user("now"),
+            assistant(answer),
+            user("save it"),
+            assistant("Done."),
+            user("thanks"),
+        ]
+        placed = tree.answer(messages, "Welcome")
+        assert placed.parent_turn_id == parents[answer].turn_id
+        assert not placed.parent_evidence.ambiguous
+
+
+def test_same_answer_several_times_in_one_conversation() -> None:
     tree = TurnTree()
     history = [user("look around")]
     parents = []
@@ -242,7 +262,7 @@ def test_request_that_ends_in_our_answer() -> None:
 def test_rewritten_system_prompt_and_vanishing_context() -> None:
     tree = TurnTree()
     first = tree.answer([SYSTEM, user("[Sun 2026-11-29 15:01 UTC] capital?"), CARRIER], LONG)
-    other_system = {"role": "system", "content": "running inside OpenClaw, another day"}
+    other_system = system("running inside OpenClaw, another day")
     messages = [other_system, user("[Sun 2026-11-29 16:01 GMT+1] capital?"), assistant(LONG), user("sure?"), CARRIER]
     second = tree.answer(messages, "Yes")
     assert second.parent_turn_id == first.turn_id
@@ -367,8 +387,8 @@ def test_silent_answer() -> None:
 def test_title_request() -> None:
     tree = TurnTree()
     first = tree.answer([user("capital?")], LONG, session="s")
-    system = {"role": "system", "content": "You are a title generator. You output ONLY a thread title."}
-    title = tree.answer([system, user("capital?")], "Capitals", session="s")
+    generator = system("You are a title generator. You output ONLY a thread title.")
+    title = tree.answer([generator, user("capital?")], "Capitals", session="s")
     assert is_side(title)
     assert title.turn_type_reason == "title-request"
     assert tree.followed(first) == []
@@ -378,8 +398,8 @@ def test_title_request() -> None:
 def test_summary_request() -> None:
     tree = TurnTree()
     first = tree.answer([user("one")], LONG)
-    system = {"role": "system", "content": "You are a helpful AI assistant tasked with summarizing conversations."}
-    summary = tree.answer([system, user("one"), assistant(LONG), user("Summarize now")], "They spoke of cities")
+    summariser = system("You are a helpful AI assistant tasked with summarizing conversations.")
+    summary = tree.answer([summariser, user("one"), assistant(LONG), user("Summarize now")], "They spoke of cities")
     assert is_side(summary)
     assert tree.followed(first) == []
 
