@@ -6,6 +6,7 @@ Basic type checking: transformers' and tokenizers' classes are untyped here.
 
 import hashlib
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,6 +65,8 @@ def load_tokenizer(directory: Path) -> LoadedTokenizer:
             f"{directory}: no tokenizer.json; a Hugging Face model directory with a fast tokenizer is needed"
         )
     tokenizer = PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True)
+    # Our callers check lengths and say what to do; transformers would only warn on standard error.
+    tokenizer.model_max_length = sys.maxsize
     if not tokenizer.chat_template:
         raise ContractError(f"{directory}: the tokenizer has no chat template")
     config = _read_json(directory / "config.json")

@@ -82,44 +82,53 @@ class GatewayConversations:
         self._store = store
         self._index = index
         self._follower = follower
-        self._drain = drain
+        self.drain = drain
+        """Moves the outbox onto the log."""
         self._clock = clock
-        self._metrics = metrics
+        self.metrics = metrics
+        """What this process counts."""
         self._logger = logger
         self._open = OpenSessions()
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._executor = ThreadPoolExecutor(_LOOKUP_THREADS, thread_name_prefix="conversations")
         self._idle_task: asyncio.Task[None] | None = None
+        self._closed_with: int | None = None
 
     async def start(self) -> None:
         """Recovers what waits on disk, then follows the index and drains the outbox. Does not wait for a broker."""
         await self._in_thread(self._recover)
         self._follower.start()
-        self._drain.start()
+        self.drain.start()
         self._idle_task = asyncio.create_task(self._close_idle_sessions(), name="idle-sessions")
 
     async def close(self) -> int:
-        """Drains for a bounded time and stops. Returns how many entries are left on disk for the next start."""
+        """Drains for a bounded time and stops. Returns how many entries are left on disk for the next start.
+
+        May be called twice.
+        """
+        if self._closed_with is not None:
+            return self._closed_with
         if self._idle_task is not None:
             self._idle_task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._idle_task
-        left = await asyncio.to_thread(self._drain.stop, self._settings.close_drain_seconds)
+        left = await asyncio.to_thread(self.drain.stop, self._settings.close_drain_seconds)
         await asyncio.to_thread(self._follower.stop)
         self._executor.shutdown(wait=True)
         await asyncio.to_thread(self._outbox.close)
         self._store.close()
+        self._closed_with = left
         self._logger.info("conversations closed", entries_left=left)
         return left
 
     def is_ready(self) -> bool:
         """Whether the index was read to its end once and the outbox is being drained."""
-        return self._follower.caught_up and self._drain.failure is None
+        return self._follower.caught_up and self.drain.failure is None
 
     @property
     def failure(self) -> Exception | None:
         """Why nothing reaches the log any more, for example a second process of this name: the process must end."""
-        return self._drain.failure
+        return self.drain.failure
 
     def sees_other_gateways(self) -> bool:
         """Whether another gateway on this log was active lately."""
@@ -160,12 +169,12 @@ class GatewayConversations:
             await asyncio.wrap_future(self._outbox.submit(payloads))
         except OutboxError as error:
             self._index.discard(known.turn_id)
-            self._metrics.increment("turns_unrecorded_total")
+            self.metrics.increment("turns_unrecorded_total")
             self._logger.warning("a turn is not recorded", turn_id=known.turn_id, error=str(error))
             return False
         now = self._clock.monotonic_seconds()
         if request.session_done:
-            self._metrics.increment("next_states_total", amount=len(ended), kind="session_end")
+            self.metrics.increment("next_states_total", amount=len(ended), kind="session_end")
             await self._in_thread(lambda: self._store.mark_ended([one.turn_id for one in ended]))
         elif known.is_main:
             self._open.add(known, now)
@@ -216,7 +225,7 @@ class GatewayConversations:
         self._recent[event.next_state_id] = None
         while len(self._recent) > _RECENT_NEXT_STATES:
             self._recent.popitem(last=False)
-        self._metrics.increment("next_states_total", kind=event.kind.value)
+        self.metrics.increment("next_states_total", kind=event.kind.value)
 
     def _next_state_payload(self, draft: NextStateDraft, trace_id: str | None) -> bytes:
         event = fitted_next_state(draft.event, self._settings.max_event_bytes)
@@ -279,7 +288,7 @@ class GatewayConversations:
         while True:
             await asyncio.sleep(self._settings.idle_check_seconds)
             if self._follower.caught_up and not restored:
-                await self._restore_open_sessions()
+                await self.restore_open_sessions()
                 restored = True
             await self.close_idle_sessions()
 
@@ -300,10 +309,10 @@ class GatewayConversations:
             self._logger.warning("ends of sessions are not recorded", turns=len(ending), error=str(error))
             return 0
         await self._in_thread(lambda: self._store.mark_ended([turn.turn_id for turn in ending]))
-        self._metrics.increment("next_states_total", amount=len(ending), kind="session_end")
+        self.metrics.increment("next_states_total", amount=len(ending), kind="session_end")
         return len(ending)
 
-    async def _restore_open_sessions(self) -> None:
+    async def restore_open_sessions(self) -> None:
         """Turns that an earlier process of this gateway served and that nothing followed go on waiting, or end."""
         limit = timedelta(seconds=self._settings.idle_limit_seconds)
         while True:

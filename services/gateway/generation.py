@@ -11,7 +11,7 @@ from enum import Enum, auto
 
 from clawstream.clock import Clock
 from clawstream.engine.interface import EngineClient, GenerationChunk, GenerationRequest
-from clawstream.errors import ClawstreamError, EngineError, EngineTimeout, EngineUnavailable, RequestRefused
+from clawstream.errors import ClawstreamError, EngineError, EngineProtocolError, EngineTimeout, EngineUnavailable, RequestRefused
 from clawstream.log import Logger
 from clawstream.metrics import Metrics
 from clawstream.rendering.interface import AnswerDelta, AnswerStream, ChatRenderer, ParsedAnswer, RenderedPrompt
@@ -165,7 +165,8 @@ class Generation:
         if failure is None and self._stop is None:
             await self._finish(placement)
             return
-        if self._engine is not None and not isinstance(failure, EngineUnavailable):
+        engine_may_go_on = failure is None or isinstance(failure, (EngineTimeout, EngineProtocolError))
+        if self._engine is not None and engine_may_go_on:
             await self._abort(self._engine)
         if self._capture.token_ids and (self._plan.streams or failure is None):
             # Clients keep partial answers: the turn must be known when they come back with one.

@@ -100,11 +100,16 @@ class Outbox:
         self._closing = False
         self._interrupted = False
         self._broken: str | None = None
-        self.outbox_id = self._identity(new_id)
+        self.outbox_id = ""
         """Identity of this outbox: a new disk has a new one."""
         self.torn_bytes = 0
         """What a crash had left of an unfinished append; cut off."""
-        self._segments = self._recover()
+        try:
+            self.outbox_id = self._identity(new_id)
+            self._segments = self._recover()
+        except BaseException:
+            os.close(self._lock_descriptor)
+            raise
         self._released = self._segments[0].first_sequence
         self._descriptor = os.open(self._segments[-1].path, os.O_WRONLY)
         self._thread = threading.Thread(target=self._write_loop, name="outbox-writer", daemon=True)

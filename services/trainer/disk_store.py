@@ -8,6 +8,7 @@ from typing import Any
 
 from services.trainer.checkpoint import CheckpointStore
 from services.trainer.policy import PolicySnapshot
+from services.trainer.ports import Snapshot
 from services.trainer.publish import WeightStore
 
 
@@ -20,12 +21,13 @@ class DiskStore:
         self._weights = weights
         self._base_directory = base_directory
 
-    def save_checkpoint(self, snapshot: PolicySnapshot, progress: dict[str, Any], step: int) -> None:
+    def save_checkpoint(self, snapshot: Snapshot, progress: dict[str, Any], step: int) -> None:
+        assert isinstance(snapshot, PolicySnapshot)
         self._checkpoints.save(snapshot, progress, step)
 
     def publish(
         self,
-        snapshot: PolicySnapshot,
+        snapshot: Snapshot,
         *,
         weight_version: int,
         base_version: int | None,
@@ -33,6 +35,7 @@ class DiskStore:
         train_step_id: str | None,
         created_at: datetime,
     ) -> tuple[Path, str]:
+        assert isinstance(snapshot, PolicySnapshot)
         published = self._weights.publish(
             snapshot,
             self._base_directory,

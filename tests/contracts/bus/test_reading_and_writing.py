@@ -5,7 +5,15 @@ import random
 import pytest
 from kafka.partitioner.default import murmur2 as reference_murmur2
 
-from clawstream.bus.interface import BEGINNING, Bus, Delivery, OutgoingRecord, TopicPartition, TopicSpecification
+from clawstream.bus.interface import (
+    BEGINNING,
+    Bus,
+    Delivery,
+    OutgoingRecord,
+    Producer,
+    TopicPartition,
+    TopicSpecification,
+)
 from clawstream.errors import BusError, OffsetNotRetained, RecordRejected, TopicDefinitionError
 from tests.fixtures.buses import consume_count, consume_until, create_topic, read_all, write
 
@@ -124,9 +132,8 @@ def test_too_large_a_record_is_refused_by_name(bus: Bus, namespace: str) -> None
     small = create_topic(bus, f"{namespace}.small.v1", max_message_bytes="2000")
     record = OutgoingRecord(small, b"big", random.Random(1).randbytes(10_000))
     producer = bus.producer()
-    with pytest.raises(RecordRejected, match=r"10000 bytes|10003 bytes") as caught:
-        producer.produce(record)
-        producer.flush(30)
+    with pytest.raises(RecordRejected, match=r"1000[03] bytes") as caught:
+        _write_and_flush(producer, record)
     assert caught.value.record is record
     producer.produce(OutgoingRecord(small, b"small", b"fits"))
     producer.flush(30)
@@ -152,6 +159,11 @@ def test_topics_are_described_changed_and_created_once(bus: Bus, namespace: str)
     with pytest.raises(BusError, match="does not exist"):
         admin.partitions(f"{namespace}.absent.v1")
     admin.close()
+
+
+def _write_and_flush(producer: Producer, record: OutgoingRecord) -> None:
+    producer.produce(record)
+    producer.flush(30)
 
 
 def test_the_offset_of_a_time_is_that_of_the_first_record_so_old_or_younger(bus: Bus, topic: str) -> None:

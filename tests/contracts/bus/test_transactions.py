@@ -2,7 +2,14 @@
 
 import pytest
 
-from clawstream.bus.interface import Bus, Delivery, OutgoingRecord, RebalanceCallbacks, TopicPartition
+from clawstream.bus.interface import (
+    Bus,
+    Delivery,
+    OutgoingRecord,
+    RebalanceCallbacks,
+    TopicPartition,
+    TransactionalProducer,
+)
 from clawstream.errors import Fenced, RecordRejected, TransactionAbortable
 from tests.fixtures.buses import consume_count, consume_until, create_topic, read_all, write
 
@@ -79,8 +86,7 @@ def test_a_successor_aborts_what_its_predecessor_left_open_and_fences_it(bus: Bu
     new.commit()
     assert [record.value for record in read_all(bus, topic)] == [b"new"]
     with pytest.raises(Fenced, match=r"t: .*took over|newer producer"):
-        old.produce(OutgoingRecord(topic, b"k", b"zombie"))
-        old.commit()
+        _write_and_commit(old, OutgoingRecord(topic, b"k", b"zombie"))
     assert old.needs_replacement
     old.close()
     new.close()
@@ -115,8 +121,7 @@ def test_a_record_that_is_too_large_is_named_and_the_next_producer_works(bus: Bu
     producer.produce(OutgoingRecord(topic, b"k", b"fits"))
     rejected = OutgoingRecord(small, b"k", b"x" * 6_000_000)
     with pytest.raises(RecordRejected) as caught:
-        producer.produce(rejected)
-        producer.commit()
+        _write_and_commit(producer, rejected)
     assert caught.value.record is rejected
     producer.abort()
     assert producer.needs_replacement
@@ -147,3 +152,8 @@ def test_a_member_whose_place_was_taken_can_commit_nothing(bus: Bus, topic: str,
         consume_until(old, lambda _: False)
     old.close()
     new.close()
+
+
+def _write_and_commit(producer: TransactionalProducer, record: OutgoingRecord) -> None:
+    producer.produce(record)
+    producer.commit()

@@ -2,121 +2,30 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
-import orjson
 import pytest
-from aiohttp import web
 
 from clawstream import topics
-from clawstream.clock import SystemClock
 from clawstream.codec import decode_as
-from clawstream.engine.client import HttpEngineClient
 from clawstream.engine.interface import GenerationRequest
-from clawstream.log import get_logger
-from clawstream.metrics import Metrics
 from schemas.events import WeightsAppliedEvent
 from schemas.events.base import VersionSpan
 from schemas.events.weights import EngineState
-from services.gateway.gate.gate import WeightGate, build_gate
-from services.gateway.gate.settings import EngineSettings, GateDeadlines, GateSettings
+from services.gateway.gate.gate import WeightGate
+from services.gateway.gate.settings import GateDeadlines
+from tests.fixtures.gates import NAMESPACE, SETTINGS, GateEngine, running_gate, until, versions
 from tests.fixtures.small_bus import SmallBus
-from tests.fixtures.stub_engine import StubAnswer, StubEngine
-from tests.fixtures.weights import POLICY, make_artefact, pointer_record, removed_record, version_record, write
-
-NAMESPACE = "test"
-SETTINGS = GateSettings(
-    heartbeat_seconds=0.05,
-    heartbeat_expiry_seconds=30.0,
-    retry_seconds=0.05,
-    retry_max_seconds=0.1,
-    hold_seconds=30.0,
-    deadlines=GateDeadlines(pause_seconds=2, load_seconds=2, resume_seconds=2, probe_seconds=2),
-)
-
-
-class GateEngine(StubEngine):
-    """The stub with scripted control calls. Each script is a status, or an event to wait for before going on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.load_scripts: list[int | asyncio.Event] = []
-        self.load_began = asyncio.Event()
-        self.is_unreachable = False
-
-    async def _update_weights(self, request: web.Request) -> web.Response:
-        self.load_began.set()
-        script = self.load_scripts.pop(0) if self.load_scripts else None
-        if isinstance(script, asyncio.Event):
-            await script.wait()
-        elif script is not None:
-            await self._control(request)
-            return web.Response(status=script, body=orjson.dumps({"success": False, "message": "scripted"}))
-        return await super()._update_weights(request)
-
-    async def _model_info(self, request: web.Request) -> web.Response:
-        if self.is_unreachable:
-            return web.Response(status=503)
-        return await super()._model_info(request)
-
-    def loads(self) -> list[str]:
-        return [str(body["weight_version"]) for path, body in self.control_calls if path == "/update_weights_from_disk"]
-
-    def restart_with_base_weights(self) -> None:
-        self.weight_version = "0"
-        self.model_path = "base"
-
-
-@asynccontextmanager
-async def running_gate(
-    bus: SmallBus, engines: Sequence[GateEngine], *, gateway: str = "gateway-0", settings: GateSettings = SETTINGS
-) -> AsyncIterator[WeightGate]:
-    clients = {f"engine-{i}": HttpEngineClient(f"engine-{i}", engine.base_url) for i, engine in enumerate(engines)}
-    failures: list[Exception] = []
-    gate = build_gate(
-        gateway=gateway,
-        policy=POLICY,
-        namespace=NAMESPACE,
-        engines=[EngineSettings(name=name, url="http://127.0.0.1:1") for name in clients],
-        settings=settings,
-        bus=bus,  # pyright: ignore[reportArgumentType] - the part of it that the gate uses
-        clients=clients,
-        clock=SystemClock(),
-        metrics=Metrics(),
-        logger=get_logger(),
-        on_fatal=failures.append,
-    )
-    await gate.start()
-    try:
-        yield gate
-    finally:
-        await gate.close()
-        for client in clients.values():
-            await client.close()
-    assert failures == []
+from tests.fixtures.stub_engine import StubAnswer
+from tests.fixtures.weights import make_artefact, pointer_record, removed_record, version_record, write
 
 
 @pytest.fixture
 async def engines() -> AsyncIterator[list[GateEngine]]:
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(GateEngine()) for _ in range(2)]
-
-
-async def until(gate: WeightGate, condition: Callable[[], bool]) -> None:
-    """Waits for a change of the board that makes `condition` true."""
-    board = gate._board  # pyright: ignore[reportPrivateUsage]
-    async with asyncio.timeout(20):
-        while not condition():
-            changed = asyncio.ensure_future(board.changed())
-            await asyncio.wait([changed], timeout=0.1)
-            changed.cancel()
-
-
-def versions(gate: WeightGate) -> list[int | None]:
-    """What the gate thinks that its ready engines serve."""
-    return [engine["weight_version"] if engine["ready"] else None for engine in gate.status()["engines"].values()]
 
 
 def publish(bus: SmallBus, root: Path, version: int) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from services.trainer.batch_archive import ArchivedBatch
+from services.trainer.ports import Snapshot
 from services.trainer.sample import SampleStatistics, StepResult, TrainingSample, UnchangedReason
 
 
@@ -101,14 +102,15 @@ class FakeStore:
         self._disk = disk
         self._faults = faults
 
-    def save_checkpoint(self, snapshot: FakeSnapshot, progress: dict[str, Any], step: int) -> None:
+    def save_checkpoint(self, snapshot: Snapshot, progress: dict[str, Any], step: int) -> None:
+        assert isinstance(snapshot, FakeSnapshot)
         self._faults.at("before checkpoint")
         self._disk.checkpoints[step] = (snapshot, copy.deepcopy(progress))
         self._faults.at("after checkpoint")
 
     def publish(
         self,
-        snapshot: FakeSnapshot,
+        snapshot: Snapshot,
         *,
         weight_version: int,
         base_version: int | None,
@@ -116,6 +118,7 @@ class FakeStore:
         train_step_id: str | None,
         created_at: datetime,
     ) -> tuple[Path, str]:
+        assert isinstance(snapshot, FakeSnapshot)
         self._faults.at("before publish")
         before = self._disk.artefacts.setdefault(weight_version, snapshot.weights)
         assert before == snapshot.weights, "a version number was used again for other weights"

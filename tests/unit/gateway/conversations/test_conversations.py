@@ -76,7 +76,7 @@ async def test_the_next_state_is_on_the_log_before_the_answer_exists(bus: Memory
         await gateway.answer([user("a")], "first answer")
         asked = request([user("a"), assistant("first answer"), user("wrong!")], clock=gateway.clock)
         await gateway.conversations.place(asked)
-        assert gateway.conversations._drain.wait_until_drained(30)
+        assert gateway.conversations.drain.wait_until_drained(30)
         assert [state.following_messages for state in next_states(bus)] == [[user("wrong!")]]
 
 
@@ -133,13 +133,13 @@ async def test_turns_of_an_outage_are_known_at_once_and_reach_the_log_in_order(b
     turns: list[TurnEvent] = []
     async with running_gateway(bus, tmp_path) as gateway:
         turns.append(await gateway.answer(messages, "answer number 0"))
-        assert gateway.conversations._drain.wait_until_drained(30)
+        assert gateway.conversations.drain.wait_until_drained(30)
         bus.set_available(False)
         for number in range(1, 6):
             messages = [*messages, assistant(f"answer number {number - 1}"), user(f"go on {number}")]
             turns.append(await gateway.answer(messages, f"answer number {number}"))
         bus.set_available(True)
-        assert gateway.conversations._drain.wait_until_drained(30)
+        assert gateway.conversations.drain.wait_until_drained(30)
 
     assert [turn.parent_turn_id for turn in turns] == [None, *(turn.turn_id for turn in turns[:-1])]
     assert [event.turn_id for event in events_of(bus, TURNS) if isinstance(event, TurnEvent)] == [

@@ -79,6 +79,17 @@ def test_same_answer_in_two_chats() -> None:
     assert first_reply.parent_evidence.candidates == 2
 
 
+def test_repeated_request_that_fits_two_chats() -> None:
+    tree = TurnTree()
+    tree.answer([user("hi")], "Hello!")
+    tree.answer([user("hi")], "Hello!")
+    messages = [user("hi"), assistant("Hello!"), user("how are you?")]
+    first = tree.answer(messages, "Fine")
+    again = tree.answer(messages, "Well")
+    assert again.parent_turn_id == first.parent_turn_id
+    assert len(tree.next_states) == 1
+
+
 def test_ranking_by_agreeing_ancestors() -> None:
     tree = TurnTree()
     history = [user("look around")]

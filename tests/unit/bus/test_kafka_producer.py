@@ -1,0 +1,160 @@
+"""The transactional producer over a librdkafka that a test plays: when it must be replaced, and what errors mean."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from clawstream.bus.interface import OutgoingRecord
+from clawstream.bus.kafka_producer import KafkaTransactionalProducer
+from clawstream.bus.kafka_properties import SLOW_END_OF_TRANSACTION_SECONDS, TRANSACTION_TIMEOUT_SECONDS
+from clawstream.errors import FatalBusError, Fenced, RecordRejected, TransactionAbortable, TransactionOutcomeUnknown
+
+
+class FakeLibrdkafka:
+    """Every call takes `seconds` on a clock of its own and raises what `errors` holds for it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.seconds: dict[str, float] = {}
+        self.errors: dict[str, list[KafkaError]] = {}
+        self.delivery_error: KafkaError | None = None
+        self.calls: list[str] = []
+        self._deliveries: list[Callable[[], None]] = []
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        self.now += self.seconds.get(name, 0.0)
+        if self.errors.get(name):
+            raise KafkaException(self.errors[name].pop(0))
+
+    def init_transactions(self, timeout: float) -> None:
+        self._call("init")
+
+    def begin_transaction(self) -> None:
+        self._call("begin")
+
+    def commit_transaction(self, timeout: float) -> None:
+        self.poll(0)
+        self._call("commit")
+
+    def abort_transaction(self, timeout: float) -> None:
+        self._call("abort")
+
+    def produce(self, topic: str, **arguments: Any) -> None:
+        self._deliveries.append(lambda: arguments["on_delivery"](self.delivery_error, None))
+
+    def poll(self, timeout: float) -> int:
+        return 0
+
+    def flush(self, timeout: float) -> int:
+        return 0
+
+    def purge(self) -> None:
+        self._call("purge")
+
+    def deliver(self) -> None:
+        for delivery in self._deliveries:
+            delivery()
+
+
+def producer_over(fake: FakeLibrdkafka) -> KafkaTransactionalProducer:
+    return KafkaTransactionalProducer(
+        {},
+        transactional_id="t",
+        client=fake,  # pyright: ignore[reportArgumentType] - plays the part that is used
+        monotonic_seconds=lambda: fake.now,
+    )
+
+
+@pytest.mark.parametrize("end", ["commit", "abort"])
+@pytest.mark.parametrize(
+    ("seconds", "replaced"),
+    [(0.01, False), (SLOW_END_OF_TRANSACTION_SECONDS - 0.01, False), (SLOW_END_OF_TRANSACTION_SECONDS + 0.01, True)],
+)
+def test_a_slow_end_asks_for_a_new_producer_though_it_succeeded(end: str, seconds: float, replaced: bool) -> None:
+    fake = FakeLibrdkafka()
+    fake.seconds[end] = seconds
+    producer = producer_over(fake)
+    producer.begin()
+    getattr(producer, end)()
+    assert producer.needs_replacement is replaced
+
+
+def test_a_retriable_error_is_tried_again_and_still_asks_for_a_new_producer() -> None:
+    fake = FakeLibrdkafka()
+    fake.errors["commit"] = [KafkaError(KafkaError._TIMED_OUT, "slow", retriable=True)]
+    producer = producer_over(fake)
+    producer.begin()
+    producer.commit()
+    assert fake.calls.count("commit") == 2
+    assert producer.needs_replacement
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (KafkaError(KafkaError.ILLEGAL_GENERATION, "moved", txn_requires_abort=True), TransactionAbortable),
+        (KafkaError(KafkaError._FENCED, "fenced", fatal=True), Fenced),
+        (KafkaError(KafkaError.PRODUCER_FENCED, "newer epoch", txn_requires_abort=True), Fenced),
+        (KafkaError(KafkaError._FATAL, "Fatal error: Static consumer fenced by other consumer"), Fenced),
+        (KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "broken", fatal=True), FatalBusError),
+    ],
+)
+def test_an_error_of_commit_means_what_librdkafka_says(error: KafkaError, expected: type[Exception]) -> None:
+    fake = FakeLibrdkafka()
+    fake.errors["commit"] = [error]
+    producer = producer_over(fake)
+    producer.begin()
+    with pytest.raises(expected, match="transactional id t: committing"):
+        producer.commit()
+    assert producer.needs_replacement
+
+
+def test_a_commit_that_is_never_answered_has_an_unknown_outcome() -> None:
+    fake = FakeLibrdkafka()
+    fake.seconds["commit"] = TRANSACTION_TIMEOUT_SECONDS / 2
+    fake.errors["commit"] = [KafkaError(KafkaError._TIMED_OUT, "slow", retriable=True) for _ in range(10)]
+    producer = producer_over(fake)
+    producer.begin()
+    with pytest.raises(TransactionOutcomeUnknown):
+        producer.commit()
+    assert producer.needs_replacement
+    assert fake.calls.count("commit") == 2, "not for ever"
+
+
+@pytest.mark.parametrize("code", [KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT])
+def test_what_an_abort_purged_is_no_failure(code: int) -> None:
+    fake = FakeLibrdkafka()
+    fake.delivery_error = KafkaError(code)
+    producer = producer_over(fake)
+    producer.begin()
+    producer.produce(OutgoingRecord("t", b"k", b"v"))
+    fake.deliver()
+    producer.abort()
+    producer.flush(1)
+    assert not producer.needs_replacement
+
+
+def test_a_delivery_that_is_too_large_is_named_by_commit() -> None:
+    fake = FakeLibrdkafka()
+    fake.delivery_error = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
+    fake.errors["commit"] = [KafkaError(KafkaError._FAIL, "delivery failed", txn_requires_abort=True)]
+    producer = producer_over(fake)
+    record = OutgoingRecord("t", b"k", b"v")
+    producer.begin()
+    producer.produce(record)
+    fake.deliver()
+    with pytest.raises(RecordRejected) as caught:
+        producer.commit()
+    assert caught.value.record is record
+
+
+def test_close_does_not_end_a_transaction() -> None:
+    fake = FakeLibrdkafka()
+    producer = producer_over(fake)
+    producer.begin()
+    producer.close()
+    producer.close()
+    assert fake.calls == ["init", "begin", "purge"]
