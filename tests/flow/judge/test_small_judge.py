@@ -20,6 +20,12 @@ from tests.unit.judge.examples import reply
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 
+@pytest.fixture
+def model_directory(smollm2_directory: Path) -> Path:
+    """Absolute, since the engine's settings file is elsewhere."""
+    return smollm2_directory.resolve()
+
+
 async def verdicts(backend: LikelihoodBackend, replies: Sequence[tuple[str, int]]) -> list[tuple[str, int, int | None]]:
     """Text, what was meant, and what the judge says."""
     found: list[tuple[str, int, int | None]] = []
@@ -30,16 +36,16 @@ async def verdicts(backend: LikelihoodBackend, replies: Sequence[tuple[str, int]
 
 
 async def test_a_135m_model_tells_praise_from_complaint(
-    smollm2_directory: Path, free_tcp_port: int, start_service: Callable[..., ServiceProcess]
+    model_directory: Path, free_tcp_port: int, start_service: Callable[..., ServiceProcess]
 ) -> None:
     engine = start_service(
-        "engine", f'[engine]\nmodel_path = "{smollm2_directory.resolve()}"\nport = {free_tcp_port}\nthreads = 2\n'
+        "engine", f'[engine]\nmodel_path = "{model_directory}"\nport = {free_tcp_port}\nthreads = 2\n'
     )
     wait_for(lambda: "serving" in engine.text(), "the engine serves")
     spec = completed(JudgeSpec(backend="likelihood", model="smollm2"))
     client = HttpEngineClient("judge", f"http://127.0.0.1:{free_tcp_port}")
     backend = LikelihoodBackend(
-        spec, load_likelihood_prompt(spec.prompt), EnginePool([client]), load_renderer(smollm2_directory)
+        spec, load_likelihood_prompt(spec.prompt), EnginePool([client]), load_renderer(model_directory)
     )
     tuned, held_out = await verdicts(backend, TUNED), await verdicts(backend, HELD_OUT)
     await backend.close()

@@ -131,7 +131,7 @@ async def teaching(log: JudgedLog, metrics: Metrics | None = None) -> AsyncGener
 async def until(condition: Callable[[], bool]) -> None:
     """Waits for another thread; a test that waits in vain is ended by pytest's timeout."""
     async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - the condition is another thread's doing
+        while not condition():
             await asyncio.sleep(0.01)
 
 
