@@ -86,13 +86,14 @@ class TrainStepEvent(Event):
     weight_version: int | None = Field(default=None, ge=0)
     """The version that it made; null when the weights did not change."""
     closed_by: str
-    """What closed the batch: `count`, `age` or `shutdown`."""
+    """What closed the batch: `count`, `age`, or `drops` (so many that they would not fit into one event)."""
     samples: list[TrainedSample]
     """Every sample that was trained."""
     drops: list[DroppedSample]
     """Every sample that was read since the step before and not trained."""
     unchanged_reason: str = ""
-    """Why the weights did not change: `all_masked`, `zero_advantage`, `non_finite`; empty when they did."""
+    """Why the weights did not change: `no_samples` (only drops), `all_masked`, `zero_advantage`, `zero_gradient`,
+    `non_finite`; empty when they did."""
     batch_uri: str = ""
     """Where the packed batch is kept (safetensors); empty when there was none."""
     batch_sha256: str = ""

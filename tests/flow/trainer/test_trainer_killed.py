@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import kafka
+import kafka.structs
 import orjson
 import pytest
 
@@ -84,7 +85,7 @@ def committed(broker: str, topic: str) -> list[tuple[bytes | None, dict[str, Any
         consumer_timeout_ms=1500,
     )
     try:
-        partition = kafka.TopicPartition(topic, 0)
+        partition = kafka.structs.TopicPartition(topic, 0)
         consumer.assign([partition])
         consumer.seek_to_beginning(partition)
         return [(r.key, orjson.loads(r.value) if r.value is not None else None) for r in consumer]

@@ -2,22 +2,26 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from clawstream import topics
+from clawstream.bus.interface import Consumer, RebalanceCallbacks, Record
+from clawstream.bus.memory import MemoryBus
 from clawstream.codec import decode_as
 from clawstream.engine.interface import GenerationRequest
+from clawstream.topics import topic_definitions
+from clawstream.topics_admin import apply_topics
 from schemas.events import WeightsAppliedEvent
 from schemas.events.base import VersionSpan
 from schemas.events.weights import EngineState
 from services.gateway.gate.gate import WeightGate
 from services.gateway.gate.settings import GateDeadlines
+from tests.fixtures.buses import read_all
 from tests.fixtures.gates import NAMESPACE, SETTINGS, GateEngine, running_gate, until, versions
-from tests.fixtures.small_bus import SmallBus
 from tests.fixtures.stub_engine import StubAnswer
 from tests.fixtures.weights import make_artefact, pointer_record, removed_record, version_record, write
 
@@ -28,15 +32,15 @@ async def engines() -> AsyncIterator[list[GateEngine]]:
         yield [await stack.enter_async_context(GateEngine()) for _ in range(2)]
 
 
-def publish(bus: SmallBus, root: Path, version: int) -> Path:
+def publish(bus: MemoryBus, root: Path, version: int) -> Path:
     event = make_artefact(root, version)
-    write(bus, version_record(event, NAMESPACE), pointer_record(version, NAMESPACE))  # pyright: ignore[reportArgumentType]
+    write(bus, version_record(event, NAMESPACE), pointer_record(version, NAMESPACE))
     return root / f"version-{version}"
 
 
-def heartbeats(bus: SmallBus, engine: str = "engine-0") -> list[WeightsAppliedEvent]:
+def heartbeats(bus: MemoryBus, engine: str = "engine-0") -> list[WeightsAppliedEvent]:
     topic = topics.full_name(NAMESPACE, topics.WEIGHTS_APPLIED)
-    events = [decode_as(record, WeightsAppliedEvent) for record in bus.records(topic)]
+    events = [decode_as(record, WeightsAppliedEvent) for record in read_all(bus, topic)]
     return [event for event in events if event.engine == engine]
 
 
@@ -51,15 +55,62 @@ async def ask(gate: WeightGate, session: str) -> list[VersionSpan]:
     raise AssertionError("the answer had no end")
 
 
+class StoppableBus(MemoryBus):
+    """While `stopped`, the member `gateway-0` is like a process that was stopped: it polls its group no more."""
+
+    def __init__(self) -> None:
+        super().__init__(session_timeout_seconds=0.0)
+        self._may_poll = threading.Event()
+        self._may_poll.set()
+        self._is_parked = threading.Event()
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        self._is_parked.clear()
+        self._may_poll.clear()
+        assert self._is_parked.wait(30)
+        try:
+            yield
+        finally:
+            self._may_poll.set()
+
+    def group_consumer(
+        self, topics: Sequence[str], *, group: str, instance: str, callbacks: RebalanceCallbacks
+    ) -> Consumer:
+        consumer = super().group_consumer(topics, group=group, instance=instance, callbacks=callbacks)
+        if instance == "gateway-0":
+            poll = consumer.consume
+
+            def consume(max_records: int, timeout_seconds: float) -> list[Record]:
+                if not self._may_poll.is_set():
+                    self._is_parked.set()
+                    self._may_poll.wait()
+                return poll(max_records, timeout_seconds)
+
+            consumer.consume = consume
+        return consumer
+
+
+def create_topics(bus: MemoryBus) -> None:
+    apply_topics(bus.admin(), NAMESPACE, 1, topic_definitions().values())
+
+
+def memory_bus() -> MemoryBus:
+    """A log with all topics."""
+    bus = MemoryBus(session_timeout_seconds=0.0)
+    create_topics(bus)
+    return bus
+
+
 async def test_base_model_serves_without_any_load(engines: list[GateEngine]) -> None:
-    async with running_gate(SmallBus(), engines) as gate:
+    async with running_gate(memory_bus(), engines) as gate:
         await until(gate, lambda: versions(gate) == [0, 0])
         assert [span.weight_version for span in await ask(gate, "session")] == [0]
         assert engines[0].loads() == []
 
 
 async def test_update_under_load_loses_no_request(engines: list[GateEngine], tmp_path: Path) -> None:
-    bus = SmallBus()
+    bus = memory_bus()
     for engine in engines:
         engine.default_answer = lambda request: StubAnswer(token_seconds=0.002)
     async with running_gate(bus, engines) as gate:
@@ -87,7 +138,7 @@ async def test_update_under_load_loses_no_request(engines: list[GateEngine], tmp
 
 
 async def test_a_single_engine_holds_requests_and_measures_it(engines: list[GateEngine], tmp_path: Path) -> None:
-    bus = SmallBus()
+    bus = memory_bus()
     go_on = asyncio.Event()
     engines[0].load_scripts = [go_on]
     async with running_gate(bus, engines[:1]) as gate:
@@ -109,7 +160,7 @@ async def test_a_single_engine_holds_requests_and_measures_it(engines: list[Gate
 async def test_failed_update_keeps_the_old_version_and_the_other_engine_moves(
     engines: list[GateEngine], tmp_path: Path, status: int
 ) -> None:
-    bus = SmallBus()
+    bus = memory_bus()
     async with running_gate(bus, engines, settings=SETTINGS.model_copy(update={"retry_seconds": 600.0})) as gate:
         publish(bus, tmp_path, 1)
         await until(gate, lambda: versions(gate) == [1, 1])
@@ -127,7 +178,7 @@ async def test_failed_update_keeps_the_old_version_and_the_other_engine_moves(
 
 
 async def test_corrupt_artefact_is_never_loaded(engines: list[GateEngine], tmp_path: Path) -> None:
-    bus = SmallBus()
+    bus = memory_bus()
     async with running_gate(bus, engines) as gate:
         publish(bus, tmp_path, 1)
         await until(gate, lambda: versions(gate) == [1, 1])
@@ -135,7 +186,7 @@ async def test_corrupt_artefact_is_never_loaded(engines: list[GateEngine], tmp_p
         torn = tmp_path / "version-2" / "model.safetensors"
         whole = torn.read_bytes()
         torn.write_bytes(b"W" + whole[1:])
-        write(bus, version_record(event, NAMESPACE), pointer_record(2, NAMESPACE))  # pyright: ignore[reportArgumentType]
+        write(bus, version_record(event, NAMESPACE), pointer_record(2, NAMESPACE))
         await until(gate, lambda: all("checksum" in e["error"] for e in gate.status()["engines"].values()))
         assert versions(gate) == [1, 1]
         assert [engine.loads() for engine in engines] == [["1"], ["1"]]
@@ -144,11 +195,11 @@ async def test_corrupt_artefact_is_never_loaded(engines: list[GateEngine], tmp_p
 
 
 async def test_removed_artefact_is_named_and_the_old_version_serves(engines: list[GateEngine], tmp_path: Path) -> None:
-    bus = SmallBus()
+    bus = memory_bus()
     async with running_gate(bus, engines) as gate:
         await until(gate, lambda: versions(gate) == [0, 0])
         write(
-            bus,  # pyright: ignore[reportArgumentType]
+            bus,
             version_record(make_artefact(tmp_path, 1), NAMESPACE),
             removed_record(1, NAMESPACE),
             pointer_record(1, NAMESPACE),
@@ -158,23 +209,23 @@ async def test_removed_artefact_is_named_and_the_old_version_serves(engines: lis
 
 
 async def test_downgrade_only_by_rollback(engines: list[GateEngine], tmp_path: Path) -> None:
-    bus = SmallBus()
+    bus = memory_bus()
     async with running_gate(bus, engines[:1]) as gate:
         publish(bus, tmp_path, 1)
         publish(bus, tmp_path, 2)
         await until(gate, lambda: versions(gate) == [2])
-        write(bus, pointer_record(1, NAMESPACE))  # pyright: ignore[reportArgumentType]
+        write(bus, pointer_record(1, NAMESPACE))
         seen = len(heartbeats(bus))
         await until(gate, lambda: len(heartbeats(bus)) > seen + 2)
         assert versions(gate) == [2]
-        write(bus, pointer_record(1, NAMESPACE, rollback=True))  # pyright: ignore[reportArgumentType]
+        write(bus, pointer_record(1, NAMESPACE, rollback=True))
         await until(gate, lambda: versions(gate) == [1])
 
 
 async def test_restarted_engine_gets_the_pointers_version_before_traffic(
     engines: list[GateEngine], tmp_path: Path
 ) -> None:
-    bus = SmallBus()
+    bus = memory_bus()
     async with running_gate(bus, engines[:1]) as gate:
         publish(bus, tmp_path, 1)
         await until(gate, lambda: versions(gate) == [1])
@@ -188,7 +239,7 @@ async def test_restarted_engine_gets_the_pointers_version_before_traffic(
 
 
 async def test_reported_failure_of_a_healthy_engine_is_forgiven(engines: list[GateEngine]) -> None:
-    bus = SmallBus()
+    bus = memory_bus()
     async with running_gate(bus, engines) as owner, running_gate(bus, engines, gateway="gateway-1") as other:
         for gate in (owner, other):
             await until(gate, lambda gate=gate: versions(gate) == [0, 0])
@@ -198,7 +249,7 @@ async def test_reported_failure_of_a_healthy_engine_is_forgiven(engines: list[Ga
 
 
 async def test_two_gateways_one_owner(engines: list[GateEngine], tmp_path: Path) -> None:
-    bus = SmallBus()
+    bus = memory_bus()
     async with running_gate(bus, engines) as first, running_gate(bus, engines, gateway="gateway-1") as second:
         publish(bus, tmp_path, 1)
         for gate in (first, second):
@@ -210,7 +261,8 @@ async def test_two_gateways_one_owner(engines: list[GateEngine], tmp_path: Path)
 
 
 async def test_next_owner_unpauses_and_finishes_what_a_dead_one_left(engines: list[GateEngine], tmp_path: Path) -> None:
-    bus = SmallBus()
+    bus = StoppableBus()
+    create_topics(bus)
     engine = engines[0]
     engine.load_scripts = [asyncio.Event()]  # the first load never ends
     patient = SETTINGS.model_copy(update={"deadlines": GateDeadlines(load_seconds=600)})
@@ -223,22 +275,24 @@ async def test_next_owner_unpauses_and_finishes_what_a_dead_one_left(engines: li
         await engine.load_began.wait()
         assert engine.paused
         term = dead._term  # pyright: ignore[reportPrivateUsage]
-        bus.expel("gateway-0")
-        await until(successor, lambda: versions(successor) == [1])
-        assert successor.is_owner
-        assert not engine.paused
-        assert term is not None
-        beats = heartbeats(bus)
-        first_of_successor = next(index for index, beat in enumerate(beats) if beat.gate_owner == "gateway-1")
-        assert beats[first_of_successor - 1].state is EngineState.UPDATING
-        assert beats[first_of_successor].gate_epoch > beats[first_of_successor - 1].gate_epoch
-        await until(dead, lambda: versions(dead) == [1])
+        with bus.stopped():
+            bus.expel("test.weight-gate", "gateway-0")
+            await until(successor, lambda: versions(successor) == [1])
+            assert successor.is_owner
+            assert not engine.paused
+            assert term is not None
+            beats = heartbeats(bus)
+            first_of_successor = next(index for index, beat in enumerate(beats) if beat.gate_owner == "gateway-1")
+            assert beats[first_of_successor - 1].state is EngineState.UPDATING
+            assert beats[first_of_successor].gate_epoch > beats[first_of_successor - 1].gate_epoch
+            await until(dead, lambda: versions(dead) == [1])
 
 
 async def test_an_owner_that_does_not_know_it_was_replaced_stops_by_the_log(
     engines: list[GateEngine], tmp_path: Path
 ) -> None:
-    bus = SmallBus()
+    bus = StoppableBus()
+    create_topics(bus)
     slow = SETTINGS.model_copy(update={"heartbeat_seconds": 600.0, "heartbeat_expiry_seconds": 1200.0})
     async with (
         running_gate(bus, engines, settings=slow) as zombie,
@@ -247,21 +301,20 @@ async def test_an_owner_that_does_not_know_it_was_replaced_stops_by_the_log(
         await until(successor, lambda: versions(successor) == [0, 0])
         owner = zombie._owner  # pyright: ignore[reportPrivateUsage]
         assert owner is not None
-        told = threading.Event()
-        bus.expel("gateway-0", told=told)
-        await until(zombie, lambda: zombie._board.newest_term[1] == "gateway-1")  # pyright: ignore[reportPrivateUsage]
-        assert zombie.is_owner, "its next heartbeat is far away, and nobody has told it"
-        publish(bus, tmp_path, 1)
-        await until(successor, lambda: versions(successor) == [1, 1])
-        await until(zombie, lambda: owner.was_lost)
-        told.set()
-        assert [engine.loads() for engine in engines] == [["1"], ["1"]]
+        with bus.stopped():
+            bus.expel("test.weight-gate", "gateway-0")
+            await until(zombie, lambda: zombie._board.newest_term[1] == "gateway-1")  # pyright: ignore[reportPrivateUsage]
+            assert zombie.is_owner, "its next heartbeat is far away, and nobody has told it"
+            publish(bus, tmp_path, 1)
+            await until(successor, lambda: versions(successor) == [1, 1])
+            await until(zombie, lambda: owner.was_lost)
+            assert [engine.loads() for engine in engines] == [["1"], ["1"]]
 
 
 async def test_graceful_hand_over_in_mid_update_leaves_nothing_paused(
     engines: list[GateEngine], tmp_path: Path
 ) -> None:
-    bus = SmallBus()
+    bus = memory_bus()
     engines[0].load_scripts = [asyncio.Event()]
     patient = SETTINGS.model_copy(update={"deadlines": GateDeadlines(load_seconds=600)})
     async with running_gate(bus, engines[:1], settings=patient):
@@ -274,7 +327,7 @@ async def test_graceful_hand_over_in_mid_update_leaves_nothing_paused(
 
 
 async def test_gateways_restart_without_loading_again(engines: list[GateEngine], tmp_path: Path) -> None:
-    bus = SmallBus()
+    bus = memory_bus()
     async with running_gate(bus, engines) as gate:
         publish(bus, tmp_path, 1)
         await until(gate, lambda: versions(gate) == [1, 1])
@@ -284,7 +337,7 @@ async def test_gateways_restart_without_loading_again(engines: list[GateEngine],
 
 
 async def test_broker_outage_stops_no_request(engines: list[GateEngine], tmp_path: Path) -> None:
-    bus = SmallBus()
+    bus = memory_bus()
     short = SETTINGS.model_copy(update={"heartbeat_expiry_seconds": 0.3, "hold_seconds": 1.0})
     async with (
         running_gate(bus, engines, settings=short) as owner,
@@ -293,12 +346,12 @@ async def test_broker_outage_stops_no_request(engines: list[GateEngine], tmp_pat
         publish(bus, tmp_path, 1)
         for gate in (owner, other):
             await until(gate, lambda gate=gate: versions(gate) == [1, 1])
-        bus.set_down(True)
+        bus.set_available(False)
         end = asyncio.get_running_loop().time() + 1.0  # three times the life of a heartbeat
         while asyncio.get_running_loop().time() < end:
             for gate in (owner, other):
                 assert [span.weight_version for span in await ask(gate, "session")] == [1]
-        bus.set_down(False)
+        bus.set_available(True)
         publish(bus, tmp_path, 2)
         for gate in (owner, other):
             await until(gate, lambda gate=gate: versions(gate) == [2, 2])

@@ -1,5 +1,6 @@
 """The loop on a log in memory: what it writes, and what a crash at any point does to it."""
 
+import dataclasses
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -11,12 +12,15 @@ import orjson
 import pytest
 
 from clawstream import topics
-from clawstream.bus.interface import OutgoingRecord
+from clawstream.bus.interface import OutgoingRecord, TopicPartition
+from clawstream.bus.memory import MemoryBus
 from clawstream.clock import ManualClock
 from clawstream.codec import decode, encode, header
-from clawstream.errors import BrokerUnavailable
+from clawstream.errors import BrokerUnavailable, TransactionOutcomeUnknown
 from clawstream.log import get_logger
 from clawstream.metrics import Metrics
+from clawstream.topics import partition_for, topic_definitions
+from clawstream.topics_admin import apply_topics
 from schemas.events import SampleEvent, TrainStepEvent, WeightPointerEvent, WeightsAppliedEvent, WeightVersionEvent
 from schemas.events.train_step import DropReason
 from schemas.events.weights import EngineState
@@ -27,8 +31,9 @@ from services.trainer.progress_report import ProgressReport
 from services.trainer.resume import first_progress
 from services.trainer.sample import UnchangedReason
 from services.trainer.settings import TrainerSettings
+from tests.fixtures.buses import read_all
 from tests.fixtures.samples import PARTITIONS, make_sample, sample_record
-from tests.fixtures.small_bus import SmallBus
+from tests.fixtures.weights import write
 from tests.unit.trainer.fake_compute import (
     Crash,
     Disk,
@@ -64,11 +69,11 @@ class World:
     """A log, a disk and a clock; trainers come and go."""
 
     def __init__(self, **options: Any) -> None:
-        self.bus = SmallBus({SAMPLES: PARTITIONS})
-        self.bus.idle_seconds = 0.001
+        self.bus = MemoryBus()
+        apply_topics(self.bus.admin(), NAMESPACE, 1, topic_definitions().values())
         self.disk = Disk()
         self.faults = Faults()
-        self.bus.at = self.faults.at
+        self.bus.set_fault(lambda operation, when: self.faults.at(f"{when} {operation}"))
         self.clock = ManualClock()
         values = {"batch_size": 2, "max_batch_age_seconds": 60.0, "weights_keep": 1, **options}
         self.settings = TrainerSettings(name="trainer", model=Path("model"), **values)
@@ -80,7 +85,7 @@ class World:
     def start(self) -> TrainerLoop:
         """A trainer that starts from whatever the disk and the log hold."""
         around = Surroundings(
-            self.bus,  # pyright: ignore[reportArgumentType] - the part of it that a trainer uses
+            self.bus,
             self.clock,
             self.metrics,
             get_logger(),
@@ -100,26 +105,28 @@ class World:
             self.lineages += 1
             history = trainer_history(self.settings, around.bus)
             progress = first_progress(history, store.versions(), lineage=f"lineage-{self.lineages}", start_version=0)
-        return trainer.begin(progress, is_new=document is None)
+        loop = trainer.begin(progress, is_new=document is None)
+        settings = loop._settings  # pyright: ignore[reportPrivateUsage] - an idle poll need not wait here
+        loop._settings = dataclasses.replace(settings, poll_seconds=0.001)  # pyright: ignore[reportPrivateUsage]
+        return loop
 
     def put(self, *events: SampleEvent) -> None:
-        for event in events:
-            self.bus.append(sample_record(event, NAMESPACE))
+        write(self.bus, *(sample_record(event, NAMESPACE) for event in events))
 
     def steps(self) -> list[TrainStepEvent]:
-        found = [decode(record) for record in self.bus.records(TRAIN_STEPS)]
+        found = [decode(record) for record in read_all(self.bus, TRAIN_STEPS)]
         return [event for event in found if isinstance(event, TrainStepEvent)]
 
     def versions(self) -> list[WeightVersionEvent]:
-        found = [decode(record) for record in self.bus.records(WEIGHTS) if record.value is not None]
+        found = [decode(record) for record in read_all(self.bus, WEIGHTS) if record.value is not None]
         return [event for event in found if isinstance(event, WeightVersionEvent)]
 
     def pointers(self) -> list[int]:
-        found = [decode(record) for record in self.bus.records(WEIGHTS) if record.value is not None]
+        found = [decode(record) for record in read_all(self.bus, WEIGHTS) if record.value is not None]
         return [event.weight_version for event in found if isinstance(event, WeightPointerEvent)]
 
     def tombstones(self) -> list[str]:
-        return [(record.key or b"").decode() for record in self.bus.records(WEIGHTS) if record.value is None]
+        return [(record.key or b"").decode() for record in read_all(self.bus, WEIGHTS) if record.value is None]
 
 
 def settle(loop: TrainerLoop, world: World, *, quiet_polls: int = 3) -> None:
@@ -239,11 +246,11 @@ def test_what_is_no_sample_goes_to_the_dead_letter_topic_as_it_was() -> None:
     broken = make_sample("broken").model_dump(mode="json")
     broken["behaviour_logprobs"] = make_sample("x", response_ids=[1]).behaviour_logprobs.model_dump(mode="json")
     record = sample_record(make_sample("broken"), NAMESPACE)
-    world.bus.append(OutgoingRecord(SAMPLES, b"broken", orjson.dumps(broken), record.headers))
-    world.bus.append(OutgoingRecord(SAMPLES, b"junk", b"not json", record.headers))
+    write(world.bus, OutgoingRecord(SAMPLES, b"broken", orjson.dumps(broken), record.headers))
+    write(world.bus, OutgoingRecord(SAMPLES, b"junk", b"not json", record.headers))
     world.put(make_sample("good"))
     settle(world.start(), world)
-    dead = {r.key: r for r in world.bus.records(f"{NAMESPACE}.{topics.TRAINER_DLQ}")}
+    dead = {r.key: r for r in read_all(world.bus, f"{NAMESPACE}.{topics.TRAINER_DLQ}")}
     assert dead[b"junk"].value == b"not json"
     message = header(dead[b"broken"].headers, "dlq.error.message")
     assert message is not None
@@ -291,7 +298,7 @@ def test_waiting_samples_are_read_again_and_others_are_not_listed_again() -> Non
     assert max(listed(world.steps()).values()) == 1
 
 
-def test_a_waiting_sample_that_was_compacted_away_is_listed() -> None:
+def test_a_waiting_sample_that_was_gone_from_the_log_is_listed() -> None:
     world = World(batch_size=1)
     world.put(make_sample("a", session_id="one"), make_sample("b", session_id="one"))
     loop = world.start()
@@ -299,7 +306,8 @@ def test_a_waiting_sample_that_was_compacted_away_is_listed() -> None:
         pass
     loop._finisher.join()  # pyright: ignore[reportPrivateUsage]
     vanished = make_sample("b").sample_id
-    world.bus.is_compacted = lambda record: record.key == b"b"
+    partition = TopicPartition(SAMPLES, partition_for("one", PARTITIONS))
+    world.bus.truncate_before(partition, 2)
     settle(world.start(), world)
     (dropped,) = world.steps()[1].drops
     assert (dropped.sample_id, dropped.reason) == (vanished, DropReason.SUPERSEDED)
@@ -312,8 +320,11 @@ def test_a_waiting_sample_that_was_compacted_away_is_listed() -> None:
 def test_a_crash_at_any_point_loses_nothing_and_trains_nothing_twice(point: str, nth: int, every: int) -> None:
     world = World(checkpoint_every_steps=every)
     world.put(
-        *(make_sample(f"turn-{number}", session_id=f"s{number % 5}", reward=(1.0, -1.0, 0.0)[number % 3]) for number in range(15))
-    )  # fmt: skip
+        *(
+            make_sample(f"turn-{number}", session_id=f"s{number % 5}", reward=(1.0, -1.0, 0.0)[number % 3])
+            for number in range(15)
+        )
+    )
     world.faults.arm(point, nth)
     crashes = settle_through_crashes(world)
     if every == 3:  # steps since the last checkpoint are announced with the next one
@@ -382,7 +393,7 @@ def test_old_versions_go_only_when_no_engine_may_load_them() -> None:
             expires_at=world.clock.now() + timedelta(days=1),
         )
         topic = f"{NAMESPACE}.{topics.WEIGHTS_APPLIED}"
-        world.bus.append(encode(event, topic=topic, key="engine-0", event_id="beat", source="gateway/gateway-0"))
+        write(world.bus, encode(event, topic=topic, key="engine-0", event_id="beat", source="gateway/gateway-0"))
 
     def train(turn: str) -> None:
         world.put(make_sample(turn))
@@ -422,14 +433,15 @@ def test_a_broker_outage_delays_events_and_loses_none() -> None:
     loop = world.start()
     attempts: list[str] = []
 
-    def fail_twice(point: str) -> None:
-        attempts.append(point)
-        if point == "before commit" and attempts.count(point) <= 1:
-            world.bus.is_down = True
-            world.bus.check()
+    def go_down_once(operation: str, when: str) -> None:
+        if (operation, when) == ("commit", "before"):
+            attempts.append(operation)
+            if len(attempts) == 1:
+                world.bus.set_available(False)
+                raise BrokerUnavailable("the broker went away before the commit")
 
-    world.bus.at = fail_twice
-    timer = threading.Timer(0.3, world.bus.set_down, [False])
+    world.bus.set_fault(go_down_once)
+    timer = threading.Timer(0.3, world.bus.set_available, [True])
     timer.start()
     while not loop.advance():
         pass
@@ -445,13 +457,13 @@ def test_an_unknown_end_of_a_transaction_is_looked_up_and_not_repeated() -> None
     loop = world.start()
     failed: list[str] = []
 
-    def lose_the_answer(point: str) -> None:
-        if point == "after commit" and not failed:
-            failed.append(point)
-            raise BrokerUnavailable("no answer to the commit")
+    def lose_the_answer(operation: str, when: str) -> None:
+        if (operation, when) == ("commit", "after") and not failed:
+            failed.append(operation)
+            raise TransactionOutcomeUnknown("no answer to the commit")
 
-    world.bus.at = lose_the_answer
+    world.bus.set_fault(lose_the_answer)
     settle(loop, world)
-    assert failed == ["after commit"]
+    assert failed == ["commit"]
     assert [event.weight_version for event in world.versions()] == [0, 1]
     assert len(world.steps()) == 1
