@@ -8,7 +8,7 @@ from clawstream.bus.fold import LatestByKey, LogReader, latest_by_key
 from clawstream.bus.interface import Bus, OutgoingRecord, Record, TopicPartition
 from clawstream.bus.record_fetcher import RecordFetcher
 from clawstream.errors import OffsetNotRetained
-from tests.fixtures.buses import PATIENCE_ROUNDS, create_topic, write
+from tests.fixtures.buses import PATIENCE_ROUNDS, create_topic, read_all, write
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ def test_bootstrap_ends_behind_an_aborted_tail_and_on_an_empty_topic(bus: Bus, t
     producer.produce(OutgoingRecord(topic, b"k", b"aborted"))
     producer.flush(30)
     producer.abort()
+    assert read_all(bus, topic) == []
     assert reader.bootstrap(lambda record: None) == 0
     assert reader.positions() == {TopicPartition(topic, 0): 2}
     reader.close()

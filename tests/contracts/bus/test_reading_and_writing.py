@@ -114,6 +114,19 @@ def test_a_position_beyond_the_end_is_an_error_not_a_jump(bus: Bus, topic: str, 
     reader.close()
 
 
+def test_an_offset_is_found_by_time(bus: Bus, topic: str) -> None:
+    partition = TopicPartition(topic, 0)
+    write(bus, topic, b"0", b"1")
+    times = [record.timestamp_milliseconds for record in read_all(bus, topic)]
+    reader = bus.reader()
+    assert reader.offset_for_time(partition, times[0] - 1000) == 0
+    assert reader.offset_for_time(partition, times[1] + 1000) == 2
+    assert reader.offset_for_time(partition, times[1]) == times.index(times[1])
+    with pytest.raises(BusError):
+        reader.offset_for_time(TopicPartition(topic, 7), 0)
+    reader.close()
+
+
 def test_a_paused_partition_delivers_nothing_until_resumed(bus: Bus, wide_topic: str) -> None:
     paused, other = TopicPartition(wide_topic, 0), TopicPartition(wide_topic, 1)
     write(bus, wide_topic, b"a", b"b", partition=0)
