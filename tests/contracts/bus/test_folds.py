@@ -103,6 +103,7 @@ def test_what_is_not_there_is_refused_with_the_reason(bus: Bus, topic: str, name
     producer.produce(OutgoingRecord(topic, b"k", b"aborted"))
     producer.flush(30)
     producer.abort()
+    assert read_all(bus, topic) == []
     write(bus, topic, b"there")
     fetcher = RecordFetcher(bus)
     aborted, beyond = fetcher.fetch(Reference(topic, 0, 0)), fetcher.fetch(Reference(topic, 0, 3))
