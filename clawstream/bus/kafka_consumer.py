@@ -45,6 +45,8 @@ class KafkaConsumer:
         self._continue_after_missing_records = continue_after_missing_records
         self._positions: dict[TopicPartition, int] = {}
         self._started_at: dict[TopicPartition, int] = {}
+        self._told: set[TopicPartition] = set()
+        """What the callbacks know to be ours."""
         self._pending_error: BaseException | None = None
         self._closed = False
         if callbacks is not None:
@@ -198,6 +200,11 @@ class KafkaConsumer:
 
     def _on_assign(self, _client: LibrdkafkaConsumer, partitions: list[LibrdkafkaTopicPartition]) -> None:
         ours = [TopicPartition(each.topic, each.partition) for each in partitions]
+        if self._closed or not ours:
+            # Answered, not used: a closing client answers no questions any more, and a cooperative rebalance that
+            # changes nothing for us says so with an empty list.
+            self._client.incremental_assign(partitions)
+            return
         try:
             committed = self.committed(ours)
         except BrokerUnavailable as error:
@@ -214,8 +221,8 @@ class KafkaConsumer:
                 for each in ours
             ]
         self._start(starts)
-        if ours:  # A cooperative rebalance that changes nothing for us says so with an empty list.
-            self._call("assigned", ours)
+        self._told.update(ours)
+        self._call("assigned", ours)
 
     def _start(self, positions: list[LibrdkafkaTopicPartition]) -> None:
         for each in positions:
@@ -239,8 +246,12 @@ class KafkaConsumer:
     def _call(self, which: str, partitions: list[TopicPartition]) -> None:
         assert self._callbacks is not None
         if which != "assigned":
+            partitions = [each for each in partitions if each in self._told]
+            self._told.difference_update(partitions)
             for partition in partitions:
                 self._positions.pop(partition, None)
+            if not partitions:
+                return
         try:
             if which == "assigned":
                 self._callbacks.assigned(partitions)

@@ -88,7 +88,7 @@ def group_consumer(base: Properties, *, group: str, instance: str) -> Properties
         "group.protocol": "classic",
         "partition.assignment.strategy": "cooperative-sticky",
         "session.timeout.ms": _milliseconds(SESSION_TIMEOUT_SECONDS),
-        "heartbeat.interval.ms": 1500,
+        "heartbeat.interval.ms": 1000,
         "max.poll.interval.ms": 300_000,
     }
 
