@@ -57,7 +57,11 @@ class KafkaConsumer:
     def consume(self, max_records: int, timeout_seconds: float) -> list[Record]:
         self._raise_pending()
         try:
-            messages = self._client.consume(max_records, timeout_seconds)
+            # librdkafka's `consume` waits until it has all that was asked for: the wait is for the first only.
+            first = self._client.poll(timeout_seconds)
+            messages = [] if first is None else [first]
+            if first is not None and max_records > 1:
+                messages += self._client.consume(max_records - 1, 0)
         except KafkaException as exception:
             raise translate(kafka_error(exception), "consuming") from exception
         records: list[Record] = []

@@ -50,7 +50,7 @@ def test_bootstrap_ends_behind_an_aborted_tail_and_on_an_empty_topic(bus: Bus, t
 
 
 def test_a_reader_starts_at_given_offsets(bus: Bus, wide_topic: str) -> None:
-    write_each(bus, wide_topic, dict.fromkeys((0, 1), [b"old", b"new"]))
+    write_each(bus, wide_topic, {each: [b"old", b"new"] for each in (0, 1)})
     reader = LogReader(bus, [wide_topic], start={TopicPartition(wide_topic, 0): 1, TopicPartition(wide_topic, 1): 2})
     records: list[Record] = []
     reader.bootstrap(records.append)

@@ -11,6 +11,7 @@ from clawstream.bus.interface import (
     Delivery,
     OutgoingRecord,
     Producer,
+    Record,
     TopicPartition,
     TopicSpecification,
 )
@@ -88,6 +89,18 @@ def test_a_reader_starts_where_it_is_told_and_seeks_both_ways(bus: Bus, topic: s
     assert [record.offset for record in consume_count(reader, 10)] == list(range(10))
     assert reader.assignment() == [partition]
     reader.close()
+    reader.close()
+
+
+@pytest.mark.timeout(90)
+def test_consume_returns_with_the_first_record_and_does_not_wait_for_more(bus: Bus, topic: str) -> None:
+    write(bus, topic, b"only")
+    reader = bus.reader()
+    reader.assign({TopicPartition(topic, 0): 0})
+    records: list[Record] = []
+    while not records:  # It may also return early with nothing.
+        records = reader.consume(100, 3600.0)
+    assert [record.value for record in records] == [b"only"]
     reader.close()
 
 
