@@ -18,6 +18,11 @@ class KafkaBus:
         self._settings = settings
         self._base = kafka_properties.common(settings.bootstrap_servers, client_id, settings.client_properties)
 
+    @property
+    def bootstrap_servers(self) -> str:
+        """Where the cluster is, for messages."""
+        return self._settings.bootstrap_servers
+
     def group_consumer(
         self,
         topics: Sequence[str],

@@ -2,6 +2,7 @@
 # The futures of confluent-kafka are untyped, and its admin types are re-exported without being declared so.
 """Topic administration over librdkafka."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar, cast
@@ -19,10 +20,11 @@ from confluent_kafka.admin import (
 from clawstream.bus.interface import TopicDescription, TopicPartition, TopicSpecification
 from clawstream.bus.kafka_errors import kafka_error, translate
 from clawstream.bus.kafka_properties import Properties
-from clawstream.errors import BusError, TopicDefinitionError
+from clawstream.errors import BrokerUnavailable, BusError, TopicDefinitionError
 
 _REQUEST_SECONDS: Final = 10.0
 _METADATA_SECONDS: Final = 5.0
+_PROPAGATION_SECONDS: Final = 0.02
 Result = TypeVar("Result")
 
 
@@ -50,6 +52,7 @@ class KafkaAdmin:
         )
         for name, future in futures.items():
             self._result(future, f"creating topic {name}")
+        self._wait(lambda: set(self.describe_topics([each.name for each in topics])) == {each.name for each in topics})
 
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicDescription]:
         metadata = self._call("listing topics", lambda: self._client.list_topics(timeout=_METADATA_SECONDS))
@@ -79,6 +82,7 @@ class KafkaAdmin:
         )
         for future in futures.values():
             self._result(future, f"changing the configuration of topic {name}")
+        self._wait(lambda: config.items() <= self.describe_topics([name])[name].config.items())
 
     def partitions(self, topic: str) -> list[TopicPartition]:
         metadata = self._call("listing topics", lambda: self._client.list_topics(timeout=_METADATA_SECONDS))
@@ -104,6 +108,14 @@ class KafkaAdmin:
 
     def close(self) -> None:
         self._client.poll(0)
+
+    def _wait(self, is_visible: Callable[[], bool]) -> None:
+        """The controller answers before the brokers know. Callers expect to see what they did."""
+        deadline = time.monotonic() + _REQUEST_SECONDS
+        while not is_visible():
+            if time.monotonic() >= deadline:
+                raise BrokerUnavailable(f"a change of topics is not visible after {_REQUEST_SECONDS:.0f} seconds")
+            time.sleep(_PROPAGATION_SECONDS)
 
     def _call(self, doing: str, call: Callable[[], Result]) -> Result:
         try:

@@ -45,6 +45,8 @@ class KafkaConsumer:
         self._continue_after_missing_records = continue_after_missing_records
         self._positions: dict[TopicPartition, int] = {}
         self._started_at: dict[TopicPartition, int] = {}
+        self._told: set[TopicPartition] = set()
+        """What the callbacks know to be ours."""
         self._pending_error: BaseException | None = None
         self._closed = False
         if callbacks is not None:
@@ -55,7 +57,11 @@ class KafkaConsumer:
     def consume(self, max_records: int, timeout_seconds: float) -> list[Record]:
         self._raise_pending()
         try:
-            messages = self._client.consume(max_records, timeout_seconds)
+            # librdkafka's `consume` waits until it has all that was asked for: the wait is for the first only.
+            first = self._client.poll(timeout_seconds)
+            messages = [] if first is None else [first]
+            if first is not None and max_records > 1:
+                messages += self._client.consume(max_records - 1, 0)
         except KafkaException as exception:
             raise translate(kafka_error(exception), "consuming") from exception
         records: list[Record] = []
@@ -198,6 +204,11 @@ class KafkaConsumer:
 
     def _on_assign(self, _client: LibrdkafkaConsumer, partitions: list[LibrdkafkaTopicPartition]) -> None:
         ours = [TopicPartition(each.topic, each.partition) for each in partitions]
+        if self._closed or not ours:
+            # Answered, not used: a closing client answers no questions any more, and a cooperative rebalance that
+            # changes nothing for us says so with an empty list.
+            self._client.incremental_assign(partitions)
+            return
         try:
             committed = self.committed(ours)
         except BrokerUnavailable as error:
@@ -214,8 +225,8 @@ class KafkaConsumer:
                 for each in ours
             ]
         self._start(starts)
-        if ours:  # A cooperative rebalance that changes nothing for us says so with an empty list.
-            self._call("assigned", ours)
+        self._told.update(ours)
+        self._call("assigned", ours)
 
     def _start(self, positions: list[LibrdkafkaTopicPartition]) -> None:
         for each in positions:
@@ -239,8 +250,12 @@ class KafkaConsumer:
     def _call(self, which: str, partitions: list[TopicPartition]) -> None:
         assert self._callbacks is not None
         if which != "assigned":
+            partitions = [each for each in partitions if each in self._told]
+            self._told.difference_update(partitions)
             for partition in partitions:
                 self._positions.pop(partition, None)
+            if not partitions:
+                return
         try:
             if which == "assigned":
                 self._callbacks.assigned(partitions)

@@ -84,8 +84,10 @@ class _Deliveries:
                 assert partition is not None
                 assert offset is not None
                 on_delivery(Delivery(record, partition, offset))
-        elif error.code() not in PURGED and self.first_failure is None:
-            self.first_failure = self._failure(record, error)
+        elif error.code() not in PURGED:
+            failure = self._failure(record, error)
+            if self.first_failure is None or _is_larger(failure, self.first_failure):
+                self.first_failure = failure
 
     def _failure(self, record: OutgoingRecord, error: KafkaError) -> BusError:
         size = len(record.value or b"")
@@ -100,6 +102,19 @@ class _Deliveries:
     def take_failure(self) -> BusError | None:
         failure, self.first_failure = self.first_failure, None
         return failure
+
+
+def _is_larger(failure: BusError, than: BusError) -> bool:
+    """A broker refuses whole batches, and every record of the batch is reported: the largest is the one at fault."""
+    return (
+        isinstance(failure, RecordRejected)
+        and isinstance(than, RecordRejected)
+        and _size_bytes(failure.record) > _size_bytes(than.record)
+    )
+
+
+def _size_bytes(record: object) -> int:
+    return len(record.value or b"") if isinstance(record, OutgoingRecord) else 0
 
 
 class KafkaProducer:

@@ -74,7 +74,8 @@ def _reading() -> Properties:
         # Little read ahead: what waits here is memory, and is thrown away on pause and rebalance.
         "queued.min.messages": 64,
         "queued.max.messages.kbytes": 8192,
-        "fetch.queue.backoff.ms": 100,
+        # After so much is read ahead: with the default of a second, one partition would give 64 records a second.
+        "fetch.queue.backoff.ms": 10,
     }
 
 
@@ -88,7 +89,7 @@ def group_consumer(base: Properties, *, group: str, instance: str) -> Properties
         "group.protocol": "classic",
         "partition.assignment.strategy": "cooperative-sticky",
         "session.timeout.ms": _milliseconds(SESSION_TIMEOUT_SECONDS),
-        "heartbeat.interval.ms": 1500,
+        "heartbeat.interval.ms": 1000,
         "max.poll.interval.ms": 300_000,
     }
 
@@ -124,6 +125,9 @@ def transactional_producer(base: Properties, *, transactional_id: str) -> Proper
         **producer(base),
         "transactional.id": transactional_id,
         "transaction.timeout.ms": _milliseconds(TRANSACTION_TIMEOUT_SECONDS),
+        # While the markers of the last transaction are being written, the next one is told to try again. That takes
+        # milliseconds; the default of 100 ms would be most of a transaction's time.
+        "retry.backoff.ms": 10,
     }
 
 

@@ -8,7 +8,7 @@ from clawstream.bus.fold import LatestByKey, LogReader, latest_by_key
 from clawstream.bus.interface import Bus, OutgoingRecord, Record, TopicPartition
 from clawstream.bus.record_fetcher import RecordFetcher
 from clawstream.errors import OffsetNotRetained
-from tests.fixtures.buses import PATIENCE_ROUNDS, create_topic, write
+from tests.fixtures.buses import PATIENCE_ROUNDS, create_topic, read_all, write, write_each
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,7 @@ class Reference:
 
 
 def test_bootstrap_returns_at_the_end_and_poll_follows(bus: Bus, wide_topic: str, topic: str) -> None:
-    for partition in range(12):
-        write(bus, wide_topic, b"%d" % partition, partition=partition)
+    write_each(bus, wide_topic, {partition: [b"%d" % partition] for partition in range(12)})
     reader = LogReader(bus, [wide_topic, topic])
     records: list[Record] = []
     assert reader.bootstrap(records.append) == 12
@@ -43,6 +42,7 @@ def test_bootstrap_ends_behind_an_aborted_tail_and_on_an_empty_topic(bus: Bus, t
     producer.produce(OutgoingRecord(topic, b"k", b"aborted"))
     producer.flush(30)
     producer.abort()
+    assert read_all(bus, topic) == []
     assert reader.bootstrap(lambda record: None) == 0
     assert reader.positions() == {TopicPartition(topic, 0): 2}
     reader.close()
@@ -50,8 +50,7 @@ def test_bootstrap_ends_behind_an_aborted_tail_and_on_an_empty_topic(bus: Bus, t
 
 
 def test_a_reader_starts_at_given_offsets(bus: Bus, wide_topic: str) -> None:
-    for partition in (0, 1):
-        write(bus, wide_topic, b"old", b"new", partition=partition)
+    write_each(bus, wide_topic, {each: [b"old", b"new"] for each in (0, 1)})
     reader = LogReader(bus, [wide_topic], start={TopicPartition(wide_topic, 0): 1, TopicPartition(wide_topic, 1): 2})
     records: list[Record] = []
     reader.bootstrap(records.append)
@@ -79,8 +78,7 @@ def test_the_latest_of_each_key_counts_and_a_tombstone_removes(bus: Bus, topic: 
 
 
 def test_records_are_fetched_in_any_order(bus: Bus, wide_topic: str) -> None:
-    for partition in (0, 5):
-        write(bus, wide_topic, *(b"%d/%d" % (partition, offset) for offset in range(40)), partition=partition)
+    write_each(bus, wide_topic, {each: [b"%d/%d" % (each, offset) for offset in range(40)] for each in (0, 5)})
     fetcher = RecordFetcher(bus)
     wanted = [(0, 3), (0, 39), (5, 20), (0, 0), (5, 19), (5, 20), (0, 17)]
     futures = [fetcher.fetch(Reference(wide_topic, partition, offset)) for partition, offset in wanted]
@@ -102,6 +100,7 @@ def test_what_is_not_there_is_refused_with_the_reason(bus: Bus, topic: str, name
     producer.produce(OutgoingRecord(topic, b"k", b"aborted"))
     producer.flush(30)
     producer.abort()
+    assert read_all(bus, topic) == []
     write(bus, topic, b"there")
     fetcher = RecordFetcher(bus)
     aborted, beyond = fetcher.fetch(Reference(topic, 0, 0)), fetcher.fetch(Reference(topic, 0, 3))

@@ -1,7 +1,7 @@
 """What every bus promises about consumer groups."""
 
 from clawstream.bus.interface import Bus, Consumer, TopicPartition
-from tests.fixtures.buses import PATIENCE_ROUNDS, Rebalances, consume_count, consume_until, write
+from tests.fixtures.buses import PATIENCE_ROUNDS, Rebalances, consume_count, consume_until, write, write_each
 
 
 def _settle(members: dict[str, tuple[Consumer, Rebalances]], *, shares: set[int]) -> None:
@@ -81,8 +81,7 @@ def test_each_record_reaches_one_member(bus: Bus, wide_topic: str, namespace: st
     group = f"{namespace}.g"
     first, second = _join(bus, wide_topic, group, "i-0"), _join(bus, wide_topic, group, "i-1")
     _settle({"i-0": first, "i-1": second}, shares={6})
-    for partition in range(12):
-        write(bus, wide_topic, b"%d" % partition, partition=partition)
+    write_each(bus, wide_topic, {partition: [b"%d" % partition] for partition in range(12)})
     mine = consume_until(first[0], lambda records: len(records) == 6)
     theirs = consume_until(second[0], lambda records: len(records) == 6)
     assert sorted(int(record.value or b"") for record in mine + theirs) == list(range(12))

@@ -11,6 +11,7 @@ from clawstream.bus.interface import (
     Delivery,
     OutgoingRecord,
     Producer,
+    Record,
     TopicPartition,
     TopicSpecification,
 )
@@ -91,6 +92,18 @@ def test_a_reader_starts_where_it_is_told_and_seeks_both_ways(bus: Bus, topic: s
     reader.close()
 
 
+@pytest.mark.timeout(90)
+def test_consume_returns_with_the_first_record_and_does_not_wait_for_more(bus: Bus, topic: str) -> None:
+    write(bus, topic, b"only")
+    reader = bus.reader()
+    reader.assign({TopicPartition(topic, 0): 0})
+    records: list[Record] = []
+    while not records:  # It may also return early with nothing.
+        records = reader.consume(100, 3600.0)
+    assert [record.value for record in records] == [b"only"]
+    reader.close()
+
+
 def test_what_was_read_ahead_before_a_seek_is_not_delivered(bus: Bus, topic: str) -> None:
     write(bus, topic, *(b"%d" % number for number in range(50)))
     partition = TopicPartition(topic, 0)
@@ -111,6 +124,19 @@ def test_a_position_beyond_the_end_is_an_error_not_a_jump(bus: Bus, topic: str, 
     with pytest.raises(OffsetNotRetained, match=f"@{offset}: not on the log, which holds 0 to 10") as caught:
         consume_count(reader, 1)
     assert (caught.value.offset, caught.value.first, caught.value.end) == (offset, 0, 10)
+    reader.close()
+
+
+def test_an_offset_is_found_by_time(bus: Bus, topic: str) -> None:
+    partition = TopicPartition(topic, 0)
+    write(bus, topic, b"0", b"1")
+    times = [record.timestamp_milliseconds for record in read_all(bus, topic)]
+    reader = bus.reader()
+    assert reader.offset_for_time(partition, times[0] - 1000) == 0
+    assert reader.offset_for_time(partition, times[1] + 1000) == 2
+    assert reader.offset_for_time(partition, times[1]) == times.index(times[1])
+    with pytest.raises(BusError):
+        reader.offset_for_time(TopicPartition(topic, 7), 0)
     reader.close()
 
 

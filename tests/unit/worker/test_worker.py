@@ -4,8 +4,10 @@ import asyncio
 
 import pytest
 
-from clawstream.bus.interface import OutgoingRecord, Record, TopicPartition
+from clawstream.bus.interface import Record, TopicPartition
+from clawstream.bus.kafka_properties import SLOW_END_OF_TRANSACTION_SECONDS
 from clawstream.bus.memory import MemoryBus
+from clawstream.clock import ManualClock
 from clawstream.codec import header
 from clawstream.errors import (
     BrokerUnavailable,
@@ -474,5 +476,23 @@ def _input(scene: Scene) -> TopicPartition:
     return TopicPartition(scene.inputs, 0)
 
 
-def test_an_outgoing_record_may_lack_a_key() -> None:
-    assert OutgoingRecord("t", None, b"v").key is None
+async def test_a_slow_commit_is_followed_by_a_new_producer_before_the_next_one() -> None:
+    """A late EndTxn of the old producer epoch could end the next transaction: the epoch must rise first."""
+    clock = ManualClock()
+    bus = MemoryBus(clock, session_timeout_seconds=0.0)
+    scene = Scene(bus, "test")
+    steps: list[str] = []
+
+    def fault(operation: str, when: str) -> None:
+        if when == "before" and operation in {"initialise", "commit"}:
+            steps.append(operation)
+        if (operation, when) == ("commit", "before") and steps.count("commit") == 1:
+            clock.advance(SLOW_END_OF_TRANSACTION_SECONDS + 0.1)
+
+    bus.set_fault(fault)
+    async with running(scene.worker(FunctionHandler(lambda record: _now(scene.echo(record))))):
+        for number, value in enumerate(("slow", "next", "last"), start=1):
+            scene.write(value)
+            await eventually(lambda count=number: len(scene.written()) == count, value)
+    assert steps == ["initialise", "commit", "initialise", "commit", "commit"]
+    assert scene.written() == ["slow", "next", "last"]
