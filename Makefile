@@ -59,7 +59,7 @@ check: $(VENV)/.packages
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: setup
+bench: setup models/smollm2
 	$(BIN)/python -m benchmarks
 
 clean:

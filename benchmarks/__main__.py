@@ -1,0 +1,34 @@
+"""`make bench`: every benchmark, one after another, each in a process of its own."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def main(
+    model_directory: Annotated[Path, typer.Option(help="A Hugging Face directory.")] = Path("models/smollm2"),
+) -> None:
+    """Runs all benchmarks. Their figures are ratios within one run; quote medians, and only from a quiet machine."""
+    console = Console()
+    commands = {
+        "CPU engine against Hugging Face generate": [
+            "benchmarks.engine_against_transformers",
+            "--model-path",
+            str(model_directory),
+        ],
+        "training step against bare Megatron": ["benchmarks.trainer_step_against_bare_megatron", str(model_directory)],
+    }
+    failed = False
+    for title, command in commands.items():
+        console.rule(title)
+        failed |= subprocess.run([sys.executable, "-m", *command], check=False).returncode != 0
+    if failed:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
