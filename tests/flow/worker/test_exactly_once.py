@@ -1,6 +1,7 @@
 """Exactly once over real Kafka: workers are killed, and a client that shares no code with ours reads the result."""
 
 import signal
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -10,11 +11,10 @@ from kafka import KafkaConsumer  # The second opinion.
 
 from clawstream.codec import header
 from tests.fixtures.workers import Scene
-from tests.flow.worker.conftest import StartWorker
+from tests.flow.worker.conftest import PATIENCE_SECONDS, StartWorker
 
 pytestmark = pytest.mark.kafka
 
-PATIENCE_SECONDS = 120.0
 INPUTS_PER_PARTITION = 150
 PARTITIONS = 4
 
@@ -77,14 +77,15 @@ def test_every_input_comes_out_once_in_order_though_workers_are_killed(
     outputs = SecondOpinion(broker, scene.outputs)
     for kill_at, name in ((20, "worker-0"), (120, "worker-1"), (220, "worker-0"), (320, "worker-0")):
         outputs.read_until(lambda at=kill_at: outputs.count >= at, f"{kill_at} outputs")
-        workers[name].send_signal(signal.SIGKILL)
+        workers[name].signal(signal.SIGKILL)
         workers[name].wait(30)
         workers[name] = start_worker(name)
     total = sum(len(values) for values in expected.values())
     outputs.read_until(lambda: outputs.count >= total, "all outputs")
 
     for worker in workers.values():
-        worker.send_signal(signal.SIGTERM)
+        worker.wait_until_reading()
+        worker.signal(signal.SIGTERM)
     assert [worker.wait(60) for worker in workers.values()] == [0, 0], "a graceful stop"
     assert scene.committed() == dict.fromkeys(range(PARTITIONS), INPUTS_PER_PARTITION)
     assert [*scene.written()] == [value for values in expected.values() for value in values]
@@ -103,10 +104,10 @@ def test_a_signal_stops_gracefully_and_a_second_one_at_once(
     worker = start_worker("worker-0")
     outputs = SecondOpinion(broker, scene.outputs)
     outputs.read_until(lambda: outputs.values[0] == ["a"], "the first output")
-    worker.send_signal(signal.SIGTERM)
-    with pytest.raises(Exception, match="timed out"):
+    worker.signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
         worker.wait(1.0)  # It waits for what is under way: two minutes, as these workers are told.
-    worker.send_signal(signal.SIGTERM)
+    worker.signal(signal.SIGTERM)
     assert worker.wait(30) == -signal.SIGTERM
     assert scene.committed() == {0: 1}
     assert scene.written() == ["a"]
@@ -124,5 +125,6 @@ def test_of_two_workers_under_one_name_the_older_ends_with_an_error(scene: Scene
     assert older.wait(PATIENCE_SECONDS) == 1
     while scene.written() != ["a", "b"]:
         assert time.monotonic() < deadline
-    newer.send_signal(signal.SIGTERM)
+    newer.wait_until_reading()
+    newer.signal(signal.SIGTERM)
     assert newer.wait(60) == 0
