@@ -68,6 +68,7 @@ class HandlerPool:
         self._log = logger
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._failed = False
         self._preparing: dict[TopicPartition, asyncio.Task[None]] = {}
 
     def submit(self, tickets: Sequence[Ticket]) -> None:
@@ -108,8 +109,8 @@ class HandlerPool:
         try:
             await self._handler.on_assigned(partitions)
         except Exception as error:  # Given to the Kafka thread, which stops the worker with it.
+            self._failed = True
             self.results.put(Failure(error))
-            raise
 
     async def _release(self, partitions: Sequence[TopicPartition]) -> None:
         try:
@@ -121,8 +122,8 @@ class HandlerPool:
         preparing = self._preparing.get(ticket.partition)
         if preparing is not None and not preparing.done():
             await asyncio.wait([preparing])
-        if preparing is not None and preparing.exception() is not None:
-            return  # The worker is stopping.
+        if self._failed:
+            return  # The handler is not prepared, and the worker stops.
         started = self._clock.monotonic_seconds()
         try:
             outcome = await self._outcome(ticket)
