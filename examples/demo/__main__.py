@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -31,6 +32,9 @@ def main(
     reports: Annotated[Path, typer.Option(help="Where runs and reports go.")] = Path("reports"),
 ) -> None:
     """Teach a small model what one scripted user wants, on this machine, and measure it."""
+    # A polite kill ends the run as Ctrl-C does: everything that was started is stopped.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     console = Console()
     chosen = personas().get(persona)
     if chosen is None:

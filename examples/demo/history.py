@@ -128,6 +128,6 @@ def _step_row(step: TrainStepEvent) -> StepRow:
         samples=len(step.samples),
         mean_age=sum(ages) / max(len(ages), 1),
         mean_reward=sum(rewards) / max(len(rewards), 1),
-        entropy=step.metrics.get("entropy"),
+        entropy=step.metrics.get("entropy_mean"),
         seconds=(step.finished_at - step.started_at).total_seconds(),
     )

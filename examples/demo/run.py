@@ -24,7 +24,9 @@ from examples.demo.system import POLICY, DemoPlan, DemoSystem, start
 _RECENT = 48
 """Exchanges in the running mean that the progress line shows."""
 _SETTLE_SECONDS = 90.0
-"""How long to wait after the last conversation for the version in the making."""
+"""How long to wait at most after the last conversation for the versions in the making."""
+_QUIET_SECONDS = 25.0
+"""No new version for so long: the trainer has no full batch left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +160,16 @@ async def _converse(
 
 
 async def _settle(system: DemoSystem, policy: EngineClient, watch: _Watch, progress: Progress, task: TaskID) -> None:
-    """Waits until the newest version on the log is in service."""
-    deadline = time.monotonic() + _SETTLE_SECONDS
-    while time.monotonic() < deadline:
-        newest = await asyncio.to_thread(newest_version, system.bus(), system.namespace)
+    """Waits until the newest version on the log is in service and no further one has come for a while."""
+    now = time.monotonic
+    deadline, newest, since = now() + _SETTLE_SECONDS, -1, now()
+    while now() < deadline:
+        published = await asyncio.to_thread(newest_version, system.bus(), system.namespace)
+        if published != newest:
+            newest, since = published, now()
         watch.version = (await policy.model_information()).weight_version or 0
-        progress.update(task, detail=f"{watch.line}; version {newest} published")
-        if watch.version >= newest:
+        progress.update(task, detail=f"{watch.line}; waiting for the last batches")
+        if watch.version >= newest and now() - since >= _QUIET_SECONDS:
             return
         await asyncio.sleep(1.0)
 
