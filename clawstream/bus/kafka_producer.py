@@ -1,8 +1,10 @@
 """Producers over librdkafka."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
+from queue import Empty, SimpleQueue
 
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import Producer as LibrdkafkaProducer
@@ -34,6 +36,8 @@ from clawstream.errors import (
 _QUEUE_FULL_SECONDS = 10.0
 _CLOSE_SECONDS = 5.0
 _INITIALISE_SECONDS = 10.0
+_OVERDUE_SECONDS = 5.0
+"""A call that has not returned so long after its timeout never will."""
 
 
 def _client(properties: Properties) -> LibrdkafkaProducer:
@@ -148,6 +152,35 @@ class KafkaProducer:
         del self._deliveries  # The last reference: ends librdkafka's threads.
 
 
+def _call_within(call: Callable[[float], None], timeout_seconds: float, overdue_seconds: float, doing: str) -> None:
+    """Calls with the timeout, and does not trust it.
+
+    librdkafka 2.16 does not return from sending offsets when the broker is killed at the wrong moment, whatever timeout
+    it was given (seen in `tests/faults`). The call is then left behind on its thread and FatalBusError raised: the
+    process ends, and its successor's `init_transactions` aborts what is open.
+    """
+    ended: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            call(timeout_seconds)
+        except BaseException as error:  # Handed to the caller, which raises it.
+            ended.put(error)
+        else:
+            ended.put(None)
+
+    threading.Thread(target=run, name="transaction-call", daemon=True).start()
+    try:
+        error = ended.get(timeout=timeout_seconds + overdue_seconds)
+    except Empty:
+        raise FatalBusError(
+            f"{doing}: the Kafka client did not return {overdue_seconds:.0f} seconds after its own timeout of "
+            f"{timeout_seconds:.1f}; start the process again"
+        ) from None
+    if error is not None:
+        raise error
+
+
 class KafkaTransactionalProducer:
     """Implements `TransactionalProducer`.
 
@@ -163,14 +196,19 @@ class KafkaTransactionalProducer:
         transactional_id: str,
         client: LibrdkafkaProducer | None = None,
         monotonic_seconds: Callable[[], float] = time.monotonic,
+        overdue_seconds: float = _OVERDUE_SECONDS,
     ) -> None:
-        """Initialises: raises BrokerUnavailable when no coordinator answers. `client` is for tests."""
+        """Initialises: raises BrokerUnavailable when no coordinator answers. `client` is for tests.
+
+        A call that has not returned `overdue_seconds` after its own timeout is given up with FatalBusError.
+        """
         self._deliveries = _Deliveries(client if client is not None else _client(properties))
         self._client = self._deliveries.client
         self._id = transactional_id
         self._monotonic_seconds = monotonic_seconds
         self._needs_replacement = False
         self._closed = False
+        self._overdue_seconds = overdue_seconds
         self._retried("initialising transactions", _INITIALISE_SECONDS, self._client.init_transactions)
 
     @property
@@ -256,7 +294,11 @@ class KafkaTransactionalProducer:
         deadline = self._monotonic_seconds() + budget_seconds
         while True:
             try:
-                call(max(deadline - self._monotonic_seconds(), 0.1))
+                timeout_seconds = max(deadline - self._monotonic_seconds(), 0.1)
+                _call_within(call, timeout_seconds, self._overdue_seconds, f"transactional id {self._id}: {doing}")
+            except FatalBusError:
+                self._needs_replacement = True
+                raise
             except KafkaException as exception:
                 self._needs_replacement = True
                 error = kafka_error(exception)

@@ -1,5 +1,6 @@
 """The transactional producer over a librdkafka that a test plays: when it must be replaced, and what errors mean."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -158,3 +159,22 @@ def test_close_does_not_end_a_transaction() -> None:
     producer.close()
     producer.close()
     assert fake.calls == ["init", "begin", "purge"]
+
+
+def test_a_call_that_never_returns_is_fatal() -> None:
+    """librdkafka may hang in a call whatever its timeout: the process must end instead of waiting for ever."""
+    fake = FakeLibrdkafka()
+    released = threading.Event()
+    fake.commit_transaction = lambda timeout: released.wait()  # type: ignore[method-assign] - the played client hangs
+    producer = KafkaTransactionalProducer(
+        {},
+        transactional_id="test",
+        client=fake,  # pyright: ignore[reportArgumentType] - a played client
+        monotonic_seconds=iter(range(0, 1_000_000, int(TRANSACTION_TIMEOUT_SECONDS) + 5)).__next__,
+        overdue_seconds=0.05,
+    )
+    producer.begin()
+    with pytest.raises(FatalBusError, match="did not return"):
+        producer.commit()
+    assert producer.needs_replacement
+    released.set()
