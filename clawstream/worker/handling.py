@@ -127,7 +127,7 @@ class HandlerPool:
         started = self._clock.monotonic_seconds()
         try:
             outcome = await self._outcome(ticket)
-        except (Fenced, FatalBusError) as error:
+        except Exception as error:  # Given to the Kafka thread, which stops the worker: a ticket must never be lost.
             self.results.put(Failure(error))
             return
         self._metrics.observe("worker_handle_seconds", self._clock.monotonic_seconds() - started)

@@ -11,6 +11,7 @@ from clawstream.errors import (
     EngineTimeout,
     EngineUnavailable,
     NoEngineReady,
+    OutboxError,
     RequestRefused,
 )
 
@@ -61,6 +62,14 @@ def to_refusal(error: ClawstreamError) -> RequestRefused:
         )
     if isinstance(error, EngineProtocolError):
         return RequestRefused(str(error), status=502, error_type="server_error", code="engine_protocol_error")
+    if isinstance(error, OutboxError):
+        return RequestRefused(
+            "the gateway cannot write this down now",
+            status=503,
+            error_type="server_error",
+            code="not_recorded",
+            retry_after_seconds=DEFAULT_RETRY_AFTER_SECONDS,
+        )
     if isinstance(error, ContractError):
         return RequestRefused(str(error), status=400, code="invalid_messages", parameter="messages")
     return RequestRefused("the gateway failed on this request", status=500, error_type="server_error", code="internal")

@@ -39,8 +39,11 @@ class Announcer:
         attempts = 0
         while True:
             try:
-                if attempts and is_on_log():
-                    return
+                if attempts:
+                    # First the fence: it decides a transaction whose end was not answered. Only then does the log tell.
+                    self.open()
+                    if is_on_log():
+                        return
                 self._write(records)
             except (Fenced, FatalBusError):
                 raise

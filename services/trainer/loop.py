@@ -126,7 +126,7 @@ class TrainerLoop:
             self._group_version = before.newest_version + 1
         culprits = _non_finite(batch, result)
         self._count_drops(batch, culprits)
-        waiting = waiting_samples(self._batcher.waiting())
+        waiting = [*waiting_samples(self._batcher.waiting()), *self._reader.expected]
         self._ledger.forget_before(started_at.timestamp() - self._settings.trained_retention_days * _SECONDS_PER_DAY)
         after = before.model_copy(
             update={

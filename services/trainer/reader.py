@@ -56,9 +56,9 @@ class SampleReader:
         return dict(self._seen)
 
     @property
-    def is_reading_again(self) -> bool:
-        """Whether samples that waited at the checkpoint are still to be read."""
-        return bool(self._expected)
+    def expected(self) -> list[WaitingSample]:
+        """Samples that waited at the checkpoint and are still to be read again: a new checkpoint must hold them too."""
+        return list(self._expected.values())
 
     def poll(self, timeout_seconds: float, *, newest_published: int, now_seconds: float) -> int:
         """Takes in what is there, waiting at most so long for the first record. Returns how many were read."""

@@ -298,6 +298,23 @@ def test_waiting_samples_are_read_again_and_others_are_not_listed_again() -> Non
     assert max(listed(world.steps()).values()) == 1
 
 
+def test_waiting_samples_survive_a_second_crash_while_they_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(batch_size=2)
+    world.put(*(make_sample(f"turn-{number}", session_id="one") for number in range(9)))
+
+    def one_step() -> None:
+        loop = world.start()
+        while not loop.advance():
+            pass
+        loop._finisher.join()  # pyright: ignore[reportPrivateUsage]
+
+    one_step()  # takes all nine in, trains two: seven wait
+    monkeypatch.setattr("services.trainer.reader._MAX_RECORDS", 2)
+    one_step()  # a batch closes when two of the seven have been read again
+    settle(world.start(), world)
+    assert listed(world.steps()) == {make_sample(f"turn-{number}").sample_id: 1 for number in range(9)}
+
+
 def test_a_waiting_sample_that_was_gone_from_the_log_is_listed() -> None:
     world = World(batch_size=1)
     world.put(make_sample("a", session_id="one"), make_sample("b", session_id="one"))
