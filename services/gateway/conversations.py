@@ -1,7 +1,6 @@
 """Implements `services.gateway.ports.Conversations`: session tree, index, outbox and drain put together."""
 
 import asyncio
-import contextlib
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -110,8 +109,7 @@ class GatewayConversations:
             return self._closed_with
         if self._idle_task is not None:
             self._idle_task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._idle_task
+            await asyncio.gather(self._idle_task, return_exceptions=True)  # An error of its own is in `failure`.
         left = await asyncio.to_thread(self.drain.stop, self._settings.close_drain_seconds)
         await asyncio.to_thread(self._follower.stop)
         self._executor.shutdown(wait=True)
@@ -123,12 +121,20 @@ class GatewayConversations:
 
     def is_ready(self) -> bool:
         """Whether the index was read to its end once and the outbox is being drained."""
-        return self._follower.caught_up and self.drain.failure is None
+        return self._follower.caught_up and self.failure is None
 
     @property
     def failure(self) -> Exception | None:
         """Why nothing reaches the log any more, for example a second process of this name: the process must end."""
-        return self.drain.failure
+        return self.drain.failure or self._follower.failure or self._idle_failure()
+
+    def _idle_failure(self) -> Exception | None:
+        """What ended the closing of idle sessions, if anything did."""
+        task = self._idle_task
+        if task is None or not task.done() or task.cancelled():
+            return None
+        error = task.exception()
+        return error if isinstance(error, Exception) else None
 
     def sees_other_gateways(self) -> bool:
         """Whether another gateway on this log was active lately."""

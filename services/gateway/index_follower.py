@@ -46,7 +46,13 @@ class IndexFollower:
         self._stopping = threading.Event()
         self._caught_up = threading.Event()
         self._last_foreign_seconds: float | None = None
+        self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="index-follower", daemon=True)
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the index is not followed any more: for example the disk under it refuses writes."""
+        return self._failure
 
     def start(self) -> None:
         """Starts reading."""
@@ -79,6 +85,10 @@ class IndexFollower:
             except BusError as error:
                 self._logger.warning("the turn index cannot be read; trying again", error=str(error))
                 self._stopping.wait(_RETRY_SECONDS)
+            except Exception as error:  # The thread's boundary: who asks for `failure` ends the process.
+                self._failure = error
+                self._logger.exception("the turn index cannot be followed")
+                return
 
     def _follow(self) -> None:
         reader = self._open_reader()

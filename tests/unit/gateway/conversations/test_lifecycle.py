@@ -1,6 +1,7 @@
 """Idle sessions, restarts, full disks and other ends, on the bus in memory with a clock that is moved by hand."""
 
 import asyncio
+import sqlite3
 import stat
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from clawstream.topics import NEXT_STATES, TURNS
 from schemas.events import NextStateEvent, TurnEvent
 from schemas.events.next_state import NextStateKind
 from schemas.events.turn import UntrainableReason
+from services.gateway.conversations import GatewayConversations
 from services.gateway.event_size import fitted_next_state
 from services.gateway.index_secret import load_or_create_secret
 from services.gateway.open_sessions import OpenSessions
+from services.gateway.turn_index_store import TurnIndexStore
 from tests.fixtures.conversations import (
     GatewayUnderTest,
     assistant,
@@ -231,3 +234,29 @@ def test_many_idle_sessions_leave_nothing_in_memory() -> None:
     assert len(sessions) == 1
     assert sessions.close_idle(20_001.0) == [turn]
     assert len(sessions) == 0
+
+
+async def test_an_index_that_cannot_be_written_is_a_failure_of_the_gateway(
+    bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    async with running_gateway(bus, tmp_path) as gateway:
+        monkeypatch.setattr(TurnIndexStore, "fold", refuse)
+        await gateway.answer([user("a")], "an answer")
+        await until(lambda: gateway.conversations.failure is not None)
+        assert isinstance(gateway.conversations.failure, sqlite3.OperationalError)
+        assert not gateway.conversations.is_ready()
+
+
+async def test_sessions_that_cannot_be_ended_are_a_failure_of_the_gateway(
+    bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(_: GatewayConversations) -> int:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(GatewayConversations, "close_idle_sessions", refuse)
+    async with running_gateway(bus, tmp_path, idle_check_seconds=0.01) as gateway:
+        await until(lambda: gateway.conversations.failure is not None)
+        assert isinstance(gateway.conversations.failure, OSError)
