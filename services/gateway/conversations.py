@@ -126,7 +126,7 @@ class GatewayConversations:
     @property
     def failure(self) -> Exception | None:
         """Why nothing reaches the log any more, for example a second process of this name: the process must end."""
-        return self.drain.failure or self._follower.failure or self._idle_failure()
+        return self.drain.failure or self._outbox.failure or self._follower.failure or self._idle_failure()
 
     def _idle_failure(self) -> Exception | None:
         """What ended the closing of idle sessions, if anything did."""

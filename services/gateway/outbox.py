@@ -117,6 +117,11 @@ class Outbox:
 
     # ---- appending
 
+    @property
+    def failure(self) -> OutboxError | None:
+        """Why nothing is accepted any more: the disk refused a write and its undo. A new process may recover."""
+        return None if self._broken is None else OutboxError(f"outbox {self._directory}: {self._broken}")
+
     def submit(self, payloads: Sequence[bytes]) -> "Future[int]":
         """Queues entries, in order and with no others between. Once they are durable, the result is the first's number.
 

@@ -190,6 +190,26 @@ def test_a_disk_that_refuses_leaves_nothing_of_the_group_behind(tmp_path: Path) 
     recovered.close()
 
 
+def test_a_disk_that_refuses_even_the_undo_is_a_failure(tmp_path: Path) -> None:
+    refusing = threading.Event()
+
+    def sync(descriptor: int) -> None:
+        if refusing.is_set():
+            raise OSError(errno.EIO, "Input/output error")
+        os.fdatasync(descriptor)
+
+    outbox = open_outbox(tmp_path, sync=sync)
+    append(outbox, b"kept")
+    assert outbox.failure is None
+    refusing.set()
+    with pytest.raises(OutboxError, match="Input/output"):
+        append(outbox, b"lost")
+    assert "then to undo it" in str(outbox.failure)
+    with pytest.raises(OutboxError, match="Input/output"):
+        outbox.submit([b"refused at once"])
+    outbox.close()
+
+
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     outbox = open_outbox(tmp_path)
     with pytest.raises(OutboxError, match="used by another process"):
