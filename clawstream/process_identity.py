@@ -7,6 +7,7 @@ time, and a process that does not match it is never signalled.
 import signal
 import socket
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -95,10 +96,17 @@ def read_pid_file(file: Path) -> ProcessIdentity | None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """A port of `host` that nobody listens on now. Another process may take it before its user does."""
+    return free_ports(1, host)[0]
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Ports of `host`, all different, that nobody listens on now."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) for _ in range(count)]
+        for probe in probes:
+            probe.bind((host, 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def is_port_free(port: int, host: str = "127.0.0.1") -> bool:

@@ -7,7 +7,7 @@ import asyncio
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from random import Random
 
 from clawstream.engine.interface import EngineClient, GenerationRequest
@@ -36,10 +36,6 @@ class Measurement:
     """Mean negative log-prob of the sampled tokens: an estimate of the entropy per token."""
     empty: float
     """Share of answers of fewer than three words."""
-
-    def as_dictionary(self) -> dict[str, float]:
-        """For JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

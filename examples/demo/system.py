@@ -2,14 +2,12 @@
 
 import json
 import os
-import socket
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from clawstream.bus.kafka import KafkaBus
-from clawstream.process_identity import ProcessIdentity
+from clawstream.process_identity import ProcessIdentity, free_ports
 from clawstream.settings import KafkaSettings
 from clawstream.supervisor import control
 from clawstream.supervisor.report import SupervisorReport
@@ -62,13 +60,13 @@ class DemoSystem:
 def start(plan: DemoPlan, *, progress: Callable[[SupervisorReport], None]) -> DemoSystem:
     """Writes the configuration and starts everything. Raises SupervisorError naming what did not become ready."""
     plan.directory.mkdir(parents=True, exist_ok=True)
-    ports = _free_ports(4)
+    kafka, gateway, policy_engine, frozen_engine = free_ports(4)
+    ports = (kafka, gateway, policy_engine, frozen_engine)
     file = plan.directory / "clawstream.toml"
     file.write_text(configuration(plan, ports), encoding="utf-8")
     settings = load_system_settings(file, os.environ)
     supervisor = control.start_detached(settings, file, os.environ)
     control.wait_until_ready(settings, supervisor, timeout_seconds=300, progress=progress)
-    _, gateway, policy_engine, frozen_engine = ports
     return DemoSystem(
         settings=settings,
         supervisor=supervisor,
@@ -158,12 +156,3 @@ service = "teacher"
 name = "trainer"
 service = "trainer"
 """
-
-
-def _free_ports(count: int) -> tuple[int, int, int, int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        first, second, third, fourth = (int(each.getsockname()[1]) for each in sockets)
-    return first, second, third, fourth
