@@ -66,7 +66,9 @@ async def run(settings: JudgeSettings, environment: Mapping[str, str]) -> None:
         follower = await asyncio.to_thread(
             lambda: ConfigFollower(bus, full_name(namespace, CONFIG), judges.apply, on_failure=stop.set)
         )
-        writer = LedgerWriter(bus.producer, flush_timeout_seconds=settings.ledger_flush_timeout_seconds)
+        writer = LedgerWriter(
+            bus.producer, flush_timeout_seconds=settings.ledger_flush_timeout_seconds, on_failure=stop.set
+        )
         ledger = Ledger(bus, writer, namespace=namespace, source=source, logger=logger)
         caller = ModelCaller(
             RetryPolicy(
@@ -109,8 +111,9 @@ async def run(settings: JudgeSettings, environment: Mapping[str, str]) -> None:
         finally:
             await asyncio.to_thread(follower.close)
             await asyncio.to_thread(writer.close)
-        if follower.failure is not None:
-            raise follower.failure
+        for failure in (follower.failure, writer.failure):
+            if failure is not None:
+                raise failure
 
 
 if __name__ == "__main__":

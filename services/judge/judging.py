@@ -41,7 +41,7 @@ class CallLedger(Protocol):
 
     def is_written(self, call_id: str) -> bool: ...
 
-    async def record(self, event: LlmCallEvent) -> None: ...
+    async def record(self, event: LlmCallEvent) -> LlmCallEvent: ...
 
 
 def verdict_of(score: float) -> int:
@@ -187,9 +187,9 @@ class Judging:
                 seconds=seconds,
                 called_at=self._clock.now(),
             )
-            await self._ledger.record(entry)
+            entry = await self._ledger.record(entry)
         if not self._ledger.is_written(call_id):
-            await self._ledger.record(entry)
+            entry = await self._ledger.record(entry)
         return _vote(number, backend.interpret(entry.response), call_id)
 
 
