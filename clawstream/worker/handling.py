@@ -79,7 +79,7 @@ class HandlerPool:
         self._epochs: dict[TopicPartition, int] = {}
 
     def submit(self, tickets: Sequence[Ticket]) -> None:
-        """Handles these inputs. Each gives one result."""
+        """Handles these inputs. Each gives one result, unless its partition is released meanwhile."""
         self._loop.call_soon_threadsafe(self._start_all, tickets)
 
     def assign(self, partitions: Mapping[TopicPartition, int | None]) -> None:

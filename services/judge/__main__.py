@@ -64,7 +64,9 @@ async def run(settings: JudgeSettings, environment: Mapping[str, str]) -> None:
         if not await asyncio.to_thread(wait_for_topics, bus, topics, stop=stop, logger=logger):
             return
         follower = await asyncio.to_thread(
-            lambda: ConfigFollower(bus, full_name(namespace, CONFIG), judges.apply, on_failure=stop.set)
+            lambda: ConfigFollower(
+                bus, full_name(namespace, CONFIG), judges.apply, on_failure=stop.set, stopped=stop.is_set
+            )
         )
         writer = LedgerWriter(
             bus.producer, flush_timeout_seconds=settings.ledger_flush_timeout_seconds, on_failure=stop.set
