@@ -20,6 +20,7 @@ def main(
             "--model-path",
             str(model_directory),
         ],
+        "judge and teacher": ["benchmarks.judge_and_teacher"],
         "training step against bare Megatron": ["benchmarks.trainer_step_against_bare_megatron", str(model_directory)],
     }
     failed = False

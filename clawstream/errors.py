@@ -28,6 +28,7 @@
     ├── WeightsError             published weights are torn, missing or cannot be loaded
     ├── GateDeposed              another gateway commands the engines by now; stop commanding
     ├── RetryLater               an input cannot be handled now (an outage); it stays unresolved
+    ├── HandlerCancelled         what a worker's handler awaited was cancelled under it
     ├── TooManyDeadLetters       a worker stopped because most of its inputs could not be handled
     ├── OutboxError              the gateway's outbox on disk is damaged, locked or cannot be written
     │   └── OutboxFull           it holds as much as it may: turns are served unrecorded
@@ -207,6 +208,10 @@ class RetryLater(ClawstreamError):  # noqa: N818
     def __init__(self, message: str, *, retry_after_seconds: float = 0.0) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+
+
+class HandlerCancelled(ClawstreamError):  # noqa: N818
+    """What a worker's handler awaited was cancelled under it, though nobody stops the worker: a defect."""
 
 
 class TooManyDeadLetters(ClawstreamError):  # noqa: N818

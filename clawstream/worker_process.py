@@ -6,10 +6,16 @@ import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+from clawstream.bus.interface import Bus
+from clawstream.clock import Clock
 from clawstream.log import Logger
 from clawstream.metrics import Metrics
 from clawstream.operations_server import OperationsServer
 from clawstream.settings import ServiceSettings
+from clawstream.stages import Stage
+from clawstream.topics import full_name
+from clawstream.worker.handler import Handler
+from clawstream.worker.settings import WorkerSettings
 from clawstream.worker.worker import EosWorker
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -33,6 +39,39 @@ async def stop_on_signals() -> AsyncGenerator[threading.Event]:
     finally:
         for each in _SIGNALS:
             loop.remove_signal_handler(each)
+
+
+def stage_worker(
+    bus: Bus,
+    handler: Handler,
+    stage: Stage,
+    settings: ServiceSettings,
+    worker_settings: WorkerSettings,
+    *,
+    metrics: Metrics,
+    clock: Clock,
+    logger: Logger,
+) -> EosWorker:
+    """The worker of a stage in this process.
+
+    Its group is the stage's; the process's name, which is stable over restarts, is its place in the group and the end
+    of its transactional id.
+    """
+    namespace = settings.kafka.namespace
+    group = full_name(namespace, stage.name)
+    return EosWorker(
+        bus,
+        handler,
+        input_topics=[full_name(namespace, stage.input_topic)],
+        dead_letter_topic=full_name(namespace, stage.dead_letter_topic),
+        group=group,
+        instance=settings.name,
+        transactional_id=f"{group}.{settings.name}",
+        settings=worker_settings,
+        metrics=metrics,
+        clock=clock,
+        logger=logger,
+    )
 
 
 async def run_worker(

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
-from typing import Literal
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -33,7 +35,13 @@ class JudgeSpec(BaseModel):
     rules: list[tuple[str, int]] = Field(default=[])
     """For the `rules` backend: pairs of a regular expression on the following text and a verdict; first match."""
 
-    @property
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """As pydantic's. A copy has a hash of its own."""
+        copied = super().model_copy(update=update, deep=deep)
+        copied.__dict__.pop("spec_hash", None)
+        return copied
+
+    @cached_property
     def spec_hash(self) -> str:
         """The first 16 hexadecimal digits of the sha256 over the canonical JSON."""
         canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))

@@ -51,14 +51,15 @@ class LogReader:
             if offset is not None or self._next[partition] != BEGINNING
         }
 
-    def bootstrap(self, apply: Callable[[Record], None]) -> int:
+    def bootstrap(self, apply: Callable[[Record], None], *, stopped: Callable[[], bool] = lambda: False) -> int:
         """Hands over every record up to the end as it is now, and perhaps some that came since. Returns how many.
 
-        Blocks while no broker answers. Raises OffsetNotRetained, FatalBusError, and what `apply` raises.
+        Blocks while no broker answers, unless `stopped` says that nobody waits for it any more: then it returns early.
+        Raises OffsetNotRetained, FatalBusError, and what `apply` raises.
         """
         ends = self.ends()
         count = 0
-        while not self._reached(ends):
+        while not self._reached(ends) and not stopped():
             for record in self._consumer.consume(_BATCH_RECORDS, _WAIT_SECONDS):
                 apply(record)
                 count += 1

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from clawstream.bus.interface import Bus, Consumer, Record, TopicPartition
-from clawstream.errors import BrokerUnavailable, BusError, OffsetNotRetained
+from clawstream.errors import BrokerUnavailable, BusError, FatalBusError, Fenced, OffsetNotRetained
 
 _BATCH_RECORDS = 100
 _WAIT_SECONDS = 0.1
@@ -84,6 +84,7 @@ class RecordFetcher:
         self._waiting: dict[TopicPartition, dict[int, _Request]] = {}
         self._condition = threading.Condition()
         self._stopping = False
+        self._ended: BusError = BusError("the record fetcher is closed")
         # Only the thread uses these:
         self._consumer: Consumer | None = None
         self._positions: dict[TopicPartition, int] = {}
@@ -95,12 +96,13 @@ class RecordFetcher:
         """The record at `reference`; with asyncio, `await asyncio.wrap_future(fetcher.fetch(reference))`.
 
         The future fails with OffsetNotRetained when there is no such record (removed, aborted, beyond the end), and
-        with BrokerUnavailable when no broker answers in time.
+        with BrokerUnavailable when no broker answers in time. FatalBusError, raised or in the future, says that
+        reading broke: the process must end.
         """
         partition = TopicPartition(reference.topic, reference.partition)
         with self._condition:
             if self._stopping:
-                raise BusError("the record fetcher is closed")
+                raise self._ended
             found = self._cache.get(partition, reference.offset)
             if found is not None:
                 future: Future[Record] = Future()
@@ -125,7 +127,6 @@ class RecordFetcher:
         self._thread.join()
 
     def _run(self) -> None:
-        error: BaseException = BusError("the record fetcher was closed")
         try:
             while self._wait_for_requests():
                 try:
@@ -137,15 +138,17 @@ class RecordFetcher:
                     self._expire(unavailable)
                 else:
                     self._expire(None)
-        except Exception as failure:  # The thread's boundary: those who wait are told, later callers are refused.
-            error = failure
+        except Exception as failure:  # The thread's boundary: all who wait, or ask later, are told to end the process.
+            broken = FatalBusError(f"records cannot be read by reference any more: {type(failure).__name__}: {failure}")
+            broken.__cause__ = failure
+            self._ended = broken
         finally:
             with self._condition:
                 self._stopping = True
                 left = [request for requests in self._waiting.values() for request in requests.values()]
                 self._waiting.clear()
             for request in left:
-                request.future.set_exception(error)
+                request.future.set_exception(self._ended)
             self._disconnect()
 
     def _wait_for_requests(self) -> bool:
@@ -199,8 +202,17 @@ class RecordFetcher:
     def _exists(self, consumer: Consumer, partition: TopicPartition, offset: int) -> bool:
         first, end = self._ranges.get(partition, (0, 0))
         if not first <= offset < end:
-            first, end = self._ranges[partition] = consumer.watermarks(partition)
+            first, end = self._ranges[partition] = self._range(consumer, partition)
         return first <= offset < end
+
+    def _range(self, consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
+        """First offset and end. A partition that does not exist holds nothing: that is the reference's fault."""
+        try:
+            return consumer.watermarks(partition)
+        except (BrokerUnavailable, Fenced, FatalBusError):
+            raise
+        except BusError:
+            return 0, 0
 
     def _take(self, record: Record) -> None:
         partition = record.topic_partition

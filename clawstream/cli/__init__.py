@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from clawstream.cli import broker, doctor, models, status, supervision, topics
+from clawstream.cli import broker, dlq, doctor, models, status, supervision, topics
 from clawstream.cli.terminal import errors
 from clawstream.errors import ClawstreamError, SettingsError
 
@@ -21,6 +21,7 @@ app = typer.Typer(
 app.add_typer(broker.app, name="broker")
 app.add_typer(topics.app, name="topics")
 app.add_typer(models.app, name="models")
+app.add_typer(dlq.app, name="dlq")
 supervision.register(app)
 status.register(app)
 doctor.register(app)

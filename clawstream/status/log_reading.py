@@ -7,11 +7,10 @@ from datetime import datetime
 from clawstream.bus.fold import LatestByKey, LogReader
 from clawstream.bus.interface import Admin, Bus, Record, TopicPartition
 from clawstream.codec import decode, decode_as
+from clawstream.stages import TRAINER, WORKER_STAGES, Stage
 from clawstream.status.snapshot import EngineVersion, LogSnapshot, StageLag, Step
 from clawstream.topics import (
-    NEXT_STATES,
     SAMPLES,
-    SCORES,
     TRAIN_STEPS,
     WEIGHTS,
     WEIGHTS_APPLIED,
@@ -27,8 +26,7 @@ _STEPS_SHOWN = 5
 _HEARTBEATS_READ = 2000
 """Heartbeats come every few seconds for every engine: the newest of each is among these."""
 _LAG_RECORDS_READ = 2000
-WORKER_STAGES: Mapping[str, str] = {"judge": NEXT_STATES, "teacher": SCORES}
-"""Stages whose offsets are a consumer group's, `<namespace>.<stage>`, and what they read."""
+_WAIT_SECONDS = 0.1
 
 
 class _Enough(Exception):  # noqa: N818 - ends a bounded read; never leaves this module
@@ -114,9 +112,9 @@ def _worker_lags(
     now: datetime,
 ) -> list[StageLag]:
     lags: list[StageLag] = []
-    for stage, topic in WORKER_STAGES.items():
-        committed = admin.group_offsets(full_name(namespace, stage))
-        lags.append(_lag(bus, stage, topic, partitions[topic], committed, ranges, now))
+    for stage in WORKER_STAGES:
+        committed = admin.group_offsets(full_name(namespace, stage.name))
+        lags.append(_lag(bus, stage, partitions[stage.input_topic], committed, ranges, now))
     return lags
 
 
@@ -128,13 +126,12 @@ def _trainer_lag(
     committed = {
         partition: offsets[str(partition.partition)] for partition in partitions if str(partition.partition) in offsets
     }
-    return _lag(bus, "trainer", SAMPLES, partitions, committed, ranges, now)
+    return _lag(bus, TRAINER, partitions, committed, ranges, now)
 
 
 def _lag(
     bus: Bus,
-    stage: str,
-    topic: str,
+    stage: Stage,
     partitions: list[TopicPartition],
     committed: Mapping[TopicPartition, int],
     ranges: Ranges,
@@ -153,14 +150,35 @@ def _lag(
     was_cut = False
     if any(start[partition] < ranges[partition][1] for partition in partitions):
         records, was_cut = _read(bus, partitions[0].topic, start, limit=_LAG_RECORDS_READ)
-    oldest = min((record.timestamp_milliseconds for record in records), default=None)
+    # What was cut off may be older: partitions are read one after the other.
+    firsts = _first_of_each(bus, start, ranges) if was_cut else records
+    oldest = min((record.timestamp_milliseconds for record in firsts), default=None)
     return StageLag(
-        stage=stage,
-        topic=topic,
+        stage=stage.name,
+        topic=stage.input_topic,
         records=len(records),
         is_lower_bound=was_cut,
         oldest_seconds=None if oldest is None else max(0.0, now.timestamp() - oldest / 1000),
     )
+
+
+def _first_of_each(bus: Bus, start: Mapping[TopicPartition, int], ranges: Ranges) -> list[Record]:
+    """The first record at or after each start that is there by now."""
+    found: list[Record] = []
+    consumer = bus.reader()
+    try:
+        for partition, offset in start.items():
+            end = ranges[partition][1]
+            if offset >= end:
+                continue
+            consumer.assign({partition: offset})
+            records: list[Record] = []
+            while not records and (consumer.position(partition) or offset) < end:
+                records = consumer.consume(1, _WAIT_SECONDS)
+            found += records
+    finally:
+        consumer.close()
+    return found
 
 
 def _weights(bus: Bus, topic: str, policy: str) -> tuple[int | None, int | None]:

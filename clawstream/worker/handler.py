@@ -21,8 +21,10 @@ class Handler(ABC):
 
         ContractError makes a dead letter (`undecodable`). RetryLater, EngineUnavailable, NoEngineReady and
         BrokerUnavailable mean an outage: the input stays unresolved, and `handle` is called again after a while.
-        Fenced and FatalBusError stop the worker. Anything else makes a dead letter (`handler_failed`).
-        Is cancelled at the deadline and when the worker stops.
+        Fenced and FatalBusError stop the worker. Anything else makes a dead letter (`handler_failed`), also when
+        something that it awaits is cancelled under it (`handler_cancelled`).
+        Is cancelled at the deadline and when the worker stops. The deadline stands still inside of
+        `clawstream.worker.deadline.waiting_for_a_turn`.
         """
 
     async def on_assigned(self, partitions: Mapping[TopicPartition, int | None]) -> None:  # noqa: B027 - optional
@@ -32,7 +34,9 @@ class Handler(ABC):
         """
 
     async def on_released(self, partitions: Sequence[TopicPartition]) -> None:  # noqa: B027 - optional
-        """Partitions are ours no more. Handling that is under way goes on, and its results are dropped."""
+        """Partitions are ours no more. Handling that is under way goes on, and its results are dropped; what meets an
+        outage is not tried again.
+        """
 
     async def on_deadline(self, record: Record, deadline_seconds: float) -> Outcome:
         """`handle` took too long and was cancelled. A handler that has a better answer than a dead letter gives it."""

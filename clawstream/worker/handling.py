@@ -11,14 +11,17 @@ from clawstream.clock import Clock
 from clawstream.errors import (
     BrokerUnavailable,
     ContractError,
+    EngineTimeout,
     EngineUnavailable,
     FatalBusError,
     Fenced,
+    HandlerCancelled,
     NoEngineReady,
     RetryLater,
 )
 from clawstream.log import Logger
 from clawstream.metrics import Metrics
+from clawstream.worker.deadline import Deadline
 from clawstream.worker.handler import Handler
 from clawstream.worker.outcomes import DeadLetter, Outcome
 from clawstream.worker.settings import WorkerSettings
@@ -69,10 +72,14 @@ class HandlerPool:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed = False
+        self._cancelling = False
         self._preparing: dict[TopicPartition, asyncio.Task[None]] = {}
+        self._given_up: dict[TopicPartition, int] = {}
+        """Partitions that were taken from us, and the newest epoch that we had of each: nobody waits for its inputs."""
+        self._epochs: dict[TopicPartition, int] = {}
 
     def submit(self, tickets: Sequence[Ticket]) -> None:
-        """Handles these inputs. Each gives one result."""
+        """Handles these inputs. Each gives one result, unless its partition is released meanwhile."""
         self._loop.call_soon_threadsafe(self._start_all, tickets)
 
     def assign(self, partitions: Mapping[TopicPartition, int | None]) -> None:
@@ -80,11 +87,12 @@ class HandlerPool:
         self._loop.call_soon_threadsafe(self._prepare, partitions)
 
     def release(self, partitions: Sequence[TopicPartition]) -> None:
-        """Tells the handler."""
-        self._loop.call_soon_threadsafe(self._start, self._release(partitions))
+        """Tells the handler. Attempts that are under way go on; what fails in an outage is not tried again."""
+        self._loop.call_soon_threadsafe(self._give_up, partitions)
 
     async def cancel(self) -> None:
         """Ends everything that is under way, without results."""
+        self._cancelling = True
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -92,7 +100,13 @@ class HandlerPool:
 
     def _start_all(self, tickets: Sequence[Ticket]) -> None:
         for ticket in tickets:
+            self._epochs[ticket.partition] = ticket.epoch
             self._start(self._handle(ticket))
+
+    def _give_up(self, partitions: Sequence[TopicPartition]) -> None:
+        for partition in partitions:
+            self._given_up[partition] = self._epochs.get(partition, 0)
+        self._start(self._release(partitions))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
@@ -108,17 +122,26 @@ class HandlerPool:
     async def _assign(self, partitions: Mapping[TopicPartition, int | None]) -> None:
         try:
             await self._handler.on_assigned(partitions)
-        except Exception as error:  # Given to the Kafka thread, which stops the worker with it.
+        except (Exception, asyncio.CancelledError) as error:  # Given to the Kafka thread, which stops the worker.
             self._failed = True
-            self.results.put(Failure(error))
+            self._fail(error, "on_assigned")
 
     async def _release(self, partitions: Sequence[TopicPartition]) -> None:
         try:
             await self._handler.on_released(partitions)
-        except Exception as error:  # As above.
-            self.results.put(Failure(error))
+        except (Exception, asyncio.CancelledError) as error:  # As above.
+            self._fail(error, "on_released")
+
+    def _fail(self, error: BaseException, doing: str) -> None:
+        """Stops the worker with `error`. A cancellation is ours when the worker stops already, else a failure too."""
+        if isinstance(error, asyncio.CancelledError):
+            if self._cancelling:
+                raise error
+            error = _cancelled(doing)
+        self.results.put(Failure(error))
 
     async def _handle(self, ticket: Ticket) -> None:
+        """Every ticket ends here: with a result, with the worker's failure, or with the worker."""
         preparing = self._preparing.get(ticket.partition)
         if preparing is not None and not preparing.done():
             await asyncio.wait([preparing])
@@ -127,18 +150,23 @@ class HandlerPool:
         started = self._clock.monotonic_seconds()
         try:
             outcome = await self._outcome(ticket)
-        except Exception as error:  # Given to the Kafka thread, which stops the worker: a ticket must never be lost.
-            self.results.put(Failure(error))
+        except (Exception, asyncio.CancelledError) as error:  # As above.
+            self._fail(error, str(ticket.record))
             return
+        if outcome is None:
+            return  # The partition is not ours any more: its new owner handles the input.
         self._metrics.observe("worker_handle_seconds", self._clock.monotonic_seconds() - started)
         self.results.put(Result(ticket, outcome))
 
-    async def _outcome(self, ticket: Ticket) -> Outcome:
-        """Tries until there is an outcome. An outage ends only when it ends; the deadline is for each attempt."""
+    async def _outcome(self, ticket: Ticket) -> Outcome | None:
+        """Tries until there is an outcome. An outage ends only when it ends; the deadline is for each attempt.
+
+        None when the input's partition was taken from us in an outage.
+        """
         record, delay, attempt = ticket.record, self._settings.retry_initial_seconds, 0
-        while True:
+        while ticket.epoch > self._given_up.get(ticket.partition, 0):
             attempt += 1
-            deadline = asyncio.timeout(self._settings.deadline_seconds)
+            deadline = Deadline(self._settings.deadline_seconds)
             try:
                 async with deadline:
                     return await self._handler.handle(record)
@@ -154,8 +182,30 @@ class HandlerPool:
                 raise
             except ContractError as error:
                 return DeadLetter("undecodable", error, attempt)
+            except asyncio.CancelledError:
+                # Ours, when the worker stops. Else something that the handler awaited was cancelled under it, which
+                # asyncio cannot tell from the end of this task: without an outcome its partition would stand still.
+                if self._cancelling:
+                    raise
+                self._log.exception("handling a record was cancelled", record=str(record))
+                return DeadLetter("handler_cancelled", _cancelled(str(record)), attempt)
             except Exception as error:  # The boundary of one input: it becomes a dead letter, the others go on.
                 if deadline.expired():
-                    return await self._handler.on_deadline(record, self._settings.deadline_seconds)
+                    return await self._past_deadline(ticket, attempt)
                 self._log.exception("handling a record failed", record=str(record))
                 return DeadLetter("handler_failed", error, attempt)
+        return None
+
+    async def _past_deadline(self, ticket: Ticket, attempt: int) -> Outcome:
+        """The handler's better answer, if it has one in time."""
+        seconds = self._settings.deadline_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._handler.on_deadline(ticket.record, seconds)
+        except TimeoutError:
+            overdue = EngineTimeout(f"{ticket.record}: not handled within {seconds:.0f} seconds, nor any time later")
+            return DeadLetter("deadline", overdue, attempt)
+
+
+def _cancelled(doing: str) -> HandlerCancelled:
+    return HandlerCancelled(f"{doing}: something that the handler awaited was cancelled, though the worker goes on")

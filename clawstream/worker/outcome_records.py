@@ -1,15 +1,20 @@
 """From outcomes to records, and what to do about a record that its topic refuses."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from clawstream.bus.interface import OutgoingRecord
 from clawstream.clock import Clock
+from clawstream.codec import header
+from clawstream.dead_letters.letter import REDRIVE_COUNT
 from clawstream.errors import FatalBusError, RecordRejected
 from clawstream.log import Logger
 from clawstream.metrics import Metrics
 from clawstream.worker.dead_letters import DeadLetterLimit, dead_letter_record, installed_version
 from clawstream.worker.outcomes import DeadLetter, Outcome, Output, Skip
 from clawstream.worker.tracker import Prefix, Ticket
+
+_RESULTS: Final[Mapping[type[Outcome], str]] = {Output: "output", Skip: "skip", DeadLetter: "dead_letter"}
 
 
 class OutcomeRecords:
@@ -68,6 +73,8 @@ class OutcomeCounter:
     def count(self, committed: Sequence[tuple[Ticket, Outcome]]) -> None:
         """Raises TooManyDeadLetters, after all are counted."""
         for ticket, outcome in committed:
+            if header(ticket.record.headers, REDRIVE_COUNT) is not None:
+                self._metrics.increment("redriven_inputs_total", result=_RESULTS[type(outcome)])
             if isinstance(outcome, DeadLetter):
                 self._metrics.increment("worker_inputs_total", result="dead_letter", reason=outcome.reason)
                 self._metrics.increment("dead_letters_total", reason=outcome.reason)

@@ -14,7 +14,7 @@ class WorkerSettings(Section):
     """Inputs of one partition between the oldest unresolved and the newest that is handled. What is done behind an
     unresolved one waits in memory."""
     deadline_seconds: float = Field(default=90.0, gt=0)
-    """One attempt to handle one input."""
+    """One attempt to handle one input. Waiting for a turn at something that all inputs share does not count."""
     flush_ceiling_seconds: float = Field(default=0.25, gt=0)
     """The longest that a finished input waits for its transaction."""
     flush_results: int = Field(default=50, ge=1)

@@ -3,6 +3,7 @@
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -38,6 +39,8 @@ _MAX_RECORDS = 100
 _STATUS_SECONDS = 1.0
 _FAILED_FLUSH_PAUSE_SECONDS = 0.2
 _FAILED_FLUSH_MAX_SECONDS = 5.0
+_LAST_FLUSHES_SECONDS = 5.0
+"""At least so long the transactions of what is done may take before a partition goes or the worker ends."""
 
 
 class EosWorker:
@@ -263,8 +266,11 @@ class EosWorker:
             self._flush_if_due()
             self._consumer.consume(1, _BUSY_SECONDS)  # Keeps the membership. What it may give is not taken in.
         self._collect()
-        while self._tracker.completed(1) and not self._flush() and self._clock.monotonic_seconds() < deadline:
-            self._consumer.consume(1, _FAILED_FLUSH_PAUSE_SECONDS)
+        # What is done is committed, also when the grace time went by waiting for what is not.
+        deadline = max(deadline, self._clock.monotonic_seconds() + _LAST_FLUSHES_SECONDS)
+        while self._tracker.completed(1) and self._clock.monotonic_seconds() < deadline:
+            if not self._flush():
+                self._consumer.consume(1, _FAILED_FLUSH_PAUSE_SECONDS)
         self._log.info("stopped", given_back=sum(self._tracker.unfinished().values()))
 
     def _report(self) -> None:
@@ -300,8 +306,10 @@ class EosWorker:
         """First commit what is done, then drop the rest: in the other order it would be handled twice."""
         try:
             self._collect()
-            while self._tracker.has_completed(partitions) and self._flush():
-                pass
+            deadline = self._clock.monotonic_seconds() + _LAST_FLUSHES_SECONDS
+            while self._tracker.has_completed(partitions) and self._clock.monotonic_seconds() < deadline:
+                if not self._flush():
+                    time.sleep(_FAILED_FLUSH_PAUSE_SECONDS)
         finally:
             self._give_up("partitions revoked", partitions)
 

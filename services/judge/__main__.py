@@ -17,10 +17,10 @@ from clawstream.log import configure_logging
 from clawstream.metrics import Metrics
 from clawstream.rendering.renderer import load_renderer
 from clawstream.settings import load_settings
+from clawstream.stages import JUDGE
 from clawstream.topics import CONFIG, JUDGE_DLQ, LLM_CALLS, NEXT_STATES, SCORES, full_name
 from clawstream.worker.waiting import wait_for_topics
-from clawstream.worker.worker import EosWorker
-from clawstream.worker_process import run_worker, stop_on_signals
+from clawstream.worker_process import run_worker, stage_worker, stop_on_signals
 from services.judge.active import ActiveJudges
 from services.judge.backends.factory import BackendFactory
 from services.judge.calls import ModelCaller, RetryPolicy
@@ -64,9 +64,13 @@ async def run(settings: JudgeSettings, environment: Mapping[str, str]) -> None:
         if not await asyncio.to_thread(wait_for_topics, bus, topics, stop=stop, logger=logger):
             return
         follower = await asyncio.to_thread(
-            lambda: ConfigFollower(bus, full_name(namespace, CONFIG), judges.apply, on_failure=stop.set)
+            lambda: ConfigFollower(
+                bus, full_name(namespace, CONFIG), judges.apply, on_failure=stop.set, stopped=stop.is_set
+            )
         )
-        writer = LedgerWriter(bus.producer, flush_timeout_seconds=settings.ledger_flush_timeout_seconds)
+        writer = LedgerWriter(
+            bus.producer, flush_timeout_seconds=settings.ledger_flush_timeout_seconds, on_failure=stop.set
+        )
         ledger = Ledger(bus, writer, namespace=namespace, source=source, logger=logger)
         caller = ModelCaller(
             RetryPolicy(
@@ -87,18 +91,8 @@ async def run(settings: JudgeSettings, environment: Mapping[str, str]) -> None:
             max_timeouts=settings.model.max_timeouts,
             logger=logger,
         )
-        worker = EosWorker(
-            bus,
-            handler,
-            input_topics=[full_name(namespace, NEXT_STATES)],
-            dead_letter_topic=full_name(namespace, JUDGE_DLQ),
-            group=f"{namespace}.judge",
-            instance=settings.name,
-            transactional_id=f"{namespace}.judge.{settings.name}",
-            settings=settings.worker,
-            metrics=metrics,
-            clock=clock,
-            logger=logger,
+        worker = stage_worker(
+            bus, handler, JUDGE, settings, settings.worker, metrics=metrics, clock=clock, logger=logger
         )
         judge = judges.current
         logger.info(
@@ -109,8 +103,9 @@ async def run(settings: JudgeSettings, environment: Mapping[str, str]) -> None:
         finally:
             await asyncio.to_thread(follower.close)
             await asyncio.to_thread(writer.close)
-        if follower.failure is not None:
-            raise follower.failure
+        for failure in (follower.failure, writer.failure):
+            if failure is not None:
+                raise failure
 
 
 if __name__ == "__main__":

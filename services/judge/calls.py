@@ -11,6 +11,7 @@ from pydantic import JsonValue
 from clawstream.clock import Clock
 from clawstream.errors import EngineBusy, EngineRejected, EngineTimeout, EngineUnavailable
 from clawstream.metrics import Metrics
+from clawstream.worker.deadline import waiting_for_a_turn
 from services.judge.backends.interface import ModelAnswer, ModelBackend
 
 TRANSIENT_STATUSES: Final = frozenset({401, 402, 403, 404, 408, 409, 425, 429})
@@ -68,14 +69,17 @@ class ModelCaller:
         raise AssertionError("a retry policy has at least one attempt")
 
     async def _once(self, backend: ModelBackend, request: Mapping[str, JsonValue]) -> tuple[ModelAnswer, float]:
-        async with self._slots:
+        with waiting_for_a_turn():
+            await self._slots.acquire()
+        try:
             started = self._clock.monotonic_seconds()
-            try:
-                answer = await backend.call(request)
-            except EngineRejected as error:
-                if error.status in TRANSIENT_STATUSES:
-                    raise EngineUnavailable(str(error)) from error
-                raise
+            answer = await backend.call(request)
             seconds = self._clock.monotonic_seconds() - started
+        except EngineRejected as error:
+            if error.status in TRANSIENT_STATUSES:
+                raise EngineUnavailable(str(error)) from error
+            raise
+        finally:
+            self._slots.release()
         self._metrics.observe("model_call_seconds", seconds)
         return answer, seconds

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 from clawstream.bus.fold import LogReader
 from clawstream.bus.interface import Bus, Record
-from clawstream.errors import ClawstreamError
 
 _WAIT_SECONDS = 0.5
 
@@ -14,19 +13,25 @@ class ConfigFollower:
     """First reads everything that was ever decided, then what comes."""
 
     def __init__(
-        self, bus: Bus, topic: str, apply: Callable[[Record], None], *, on_failure: Callable[[], None]
+        self,
+        bus: Bus,
+        topic: str,
+        apply: Callable[[Record], None],
+        *,
+        on_failure: Callable[[], None],
+        stopped: Callable[[], bool],
     ) -> None:
-        """Returns once the topic was read to its end. `on_failure` is called when following it became impossible.
+        """Returns once the topic was read to its end, or when `stopped`, though no broker answers.
 
-        Raises what `apply` raises, and BusError.
+        `on_failure` is called when following it became impossible. Raises what `apply` raises, and BusError.
         """
         self._apply = apply
         self._on_failure = on_failure
         self._reader = LogReader(bus, [topic])
         self._stop = threading.Event()
-        self.failure: ClawstreamError | None = None
+        self.failure: Exception | None = None
         """Why following ended; None while it goes on."""
-        self._reader.bootstrap(apply)
+        self._reader.bootstrap(apply, stopped=stopped)
         self._thread = threading.Thread(target=self._run, name="config-follower", daemon=True)
         self._thread.start()
 
@@ -41,6 +46,6 @@ class ConfigFollower:
             while not self._stop.is_set():
                 for record in self._reader.poll(_WAIT_SECONDS):
                     self._apply(record)
-        except ClawstreamError as error:  # The thread's boundary: the process ends with it.
+        except Exception as error:  # The thread's boundary: the process ends with it.
             self.failure = error
             self._on_failure()

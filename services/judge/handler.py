@@ -45,6 +45,7 @@ class JudgeHandler(Handler):
         self._max_timeouts = max_timeouts
         self._logger = logger
         self._timeouts: Counter[str] = Counter()
+        self._assignments: dict[TopicPartition, object] = {}
 
     async def handle(self, record: Record) -> Outcome:
         """Raises DecodeError for what is no next state, and RetryLater in an outage of the model or the log."""
@@ -68,19 +69,23 @@ class JudgeHandler(Handler):
         return self._output(record, score)
 
     async def on_assigned(self, partitions: Mapping[TopicPartition, int | None]) -> None:
-        """Reads the ledger back. Waits while no broker answers."""
-        while True:
+        """Reads the ledger back. Waits while no broker answers, for as long as the partitions are ours."""
+        assignment = object()
+        self._assignments.update(dict.fromkeys(partitions, assignment))
+        while ours := {each: partitions[each] for each in partitions if self._assignments.get(each) is assignment}:
             try:
-                entries = await self._ledger.read_back(partitions)
+                entries = await self._ledger.read_back(ours)
             except BrokerUnavailable as error:
                 self._logger.warning("the ledger cannot be read yet", error=str(error))
                 await asyncio.sleep(LEDGER_RETRY_SECONDS)
             else:
-                self._logger.info("read the ledger back", partitions=len(partitions), entries=entries)
+                self._logger.info("read the ledger back", partitions=len(ours), entries=entries)
                 return
 
     async def on_released(self, partitions: Sequence[TopicPartition]) -> None:
         """Their inputs are for others to judge."""
+        for partition in partitions:
+            self._assignments.pop(partition, None)
         self._ledger.drop(partitions)
         self._timeouts.clear()
 

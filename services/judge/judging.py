@@ -1,9 +1,11 @@
 """Judges one next state: explicit evidence as it is, everything else by votes."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
+
+from pydantic import JsonValue
 
 from clawstream import ids
 from clawstream.clock import Clock
@@ -41,7 +43,7 @@ class CallLedger(Protocol):
 
     def is_written(self, call_id: str) -> bool: ...
 
-    async def record(self, event: LlmCallEvent) -> None: ...
+    async def record(self, event: LlmCallEvent) -> LlmCallEvent: ...
 
 
 def verdict_of(score: float) -> int:
@@ -57,6 +59,7 @@ class Judging:
         self._caller = caller
         self._clock = clock
         self._metrics = metrics
+        self._last_request: tuple[ModelBackend, NextStateEvent, Mapping[str, JsonValue], str] | None = None
 
     async def score(
         self, next_state: NextStateEvent, reference: RecordReference, judge: ActiveJudge, *, accept_timeouts: bool
@@ -151,7 +154,7 @@ class Judging:
         backend = judge.backend
         if isinstance(backend, ModelBackend):
             call_id = ids.call_id(next_state.next_state_id, judge.spec.spec_hash, "verdict", number)
-            entry = self._ledger.find(call_id, request_checksum(backend.prepare(next_state)))
+            entry = self._ledger.find(call_id, self._request(backend, next_state)[1])
             if entry is not None:
                 return _vote(number, backend.interpret(entry.response), call_id)
         return _vote(number, Opinion(abstention=Abstention.TIMEOUT), None)
@@ -161,9 +164,8 @@ class Judging:
     ) -> Vote:
         """From the ledger when it is there, else from the model, and then into the ledger."""
         spec_hash = judge.spec.spec_hash
-        request = backend.prepare(next_state)
+        request, checksum = self._request(backend, next_state)
         call_id = ids.call_id(next_state.next_state_id, spec_hash, "verdict", number)
-        checksum = request_checksum(request)
         entry = self._ledger.find(call_id, checksum)
         if entry is not None:
             self._metrics.increment("ledger_hits_total")
@@ -187,10 +189,18 @@ class Judging:
                 seconds=seconds,
                 called_at=self._clock.now(),
             )
-            await self._ledger.record(entry)
+            entry = await self._ledger.record(entry)
         if not self._ledger.is_written(call_id):
-            await self._ledger.record(entry)
+            entry = await self._ledger.record(entry)
         return _vote(number, backend.interpret(entry.response), call_id)
+
+    def _request(self, backend: ModelBackend, next_state: NextStateEvent) -> tuple[Mapping[str, JsonValue], str]:
+        """The request and its checksum. The votes of an input ask right after one another: it is made once for all."""
+        last = self._last_request
+        if last is None or last[0] is not backend or last[1] is not next_state:
+            request = backend.prepare(next_state)
+            last = self._last_request = (backend, next_state, request, request_checksum(request))
+        return last[2], last[3]
 
 
 async def _code_opinion(backend: CodeBackend, next_state: NextStateEvent) -> Opinion:

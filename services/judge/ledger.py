@@ -4,19 +4,22 @@ Every answer is written to `llm-calls` before the score that uses it, by a plain
 worker's transaction: a crash between the call and the commit leaves the answer on the log. When a partition of inputs
 is assigned, the ledger's partition of the same number (both are partitioned by session) is read back from the time of
 the oldest unresolved input on, and answers are taken from there. An entry answers only the very same request.
+An answer that is too large for the log leaves an entry without it: its vote abstains, today and after a crash.
 """
 
 import asyncio
 import hashlib
+import threading
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import orjson
 from pydantic import JsonValue
 
-from clawstream.bus.interface import Bus, Consumer, Record, TopicPartition
+from clawstream.bus.interface import Bus, Consumer, OutgoingRecord, Record, TopicPartition
 from clawstream.codec import decode_as, encode
-from clawstream.errors import BrokerUnavailable, BusError, DecodeError, RecordRejected
+from clawstream.errors import DecodeError, RecordRejected
 from clawstream.log import Logger
 from clawstream.topics import LLM_CALLS, full_name, partition_for, topic_definitions
 from schemas.events import LlmCallEvent
@@ -24,6 +27,10 @@ from services.judge.ledger_writer import LedgerWriter
 
 CLOCK_TOLERANCE_MILLISECONDS = 300_000
 """How far the clocks of gateways and judges may differ: the read-back starts so much earlier."""
+PROGRESS_SECONDS = 5.0
+"""How often a long read-back says how far it is."""
+_WAIT_SECONDS = 0.1
+"""For records, before looking whether to stop."""
 
 
 def request_checksum(request: Mapping[str, JsonValue]) -> str:
@@ -34,27 +41,51 @@ def request_checksum(request: Mapping[str, JsonValue]) -> str:
 class Ledger:
     """The part of the ledger that open inputs may need. Used on one event loop."""
 
-    def __init__(self, bus: Bus, writer: LedgerWriter, *, namespace: str, source: str, logger: Logger) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        writer: LedgerWriter,
+        *,
+        namespace: str,
+        source: str,
+        logger: Logger,
+        monotonic_seconds: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._bus = bus
         self._writer = writer
         self._topic = full_name(namespace, LLM_CALLS)
         self._partitions = topic_definitions()[LLM_CALLS].partitions
         self._source = source
         self._logger = logger
+        self._monotonic_seconds = monotonic_seconds
         self._entries: dict[str, LlmCallEvent] = {}
         self._calls_of: defaultdict[str, set[str]] = defaultdict(set)
         self._open_inputs: defaultdict[int, set[str]] = defaultdict(set)
         self._unwritten: set[str] = set()
+        self._readings: dict[int, threading.Event] = {}
 
     async def read_back(self, inputs: Mapping[TopicPartition, int | None]) -> int:
         """Reads what the unresolved inputs may need; returns how many entries that were.
 
-        `inputs` has the next offset of every partition that was assigned, None for its beginning. Raises
-        BrokerUnavailable.
+        `inputs` has the next offset of every partition that was assigned, None for its beginning. Goes on while no
+        broker answers; ends at once when it is cancelled, or when every one of its partitions is dropped. Raises
+        BusError.
         """
         self.drop(inputs)
-        records = await asyncio.to_thread(self._read, inputs)
+        enough = threading.Event()
+        numbers = [partition.partition for partition in inputs]
+        self._readings.update(dict.fromkeys(numbers, enough))
+        try:
+            records = await asyncio.to_thread(self._read, inputs, enough)
+        except asyncio.CancelledError:
+            enough.set()  # The thread does not know that nobody waits for it; a process would not end before it.
+            raise
+        ours = {number for number in numbers if self._readings.get(number) is enough}
+        for number in ours:
+            del self._readings[number]
         for record in records:
+            if record.partition not in ours:
+                continue
             try:
                 self._remember(decode_as(record, LlmCallEvent))
             except DecodeError as error:
@@ -64,6 +95,9 @@ class Ledger:
     def drop(self, inputs: Iterable[TopicPartition]) -> None:
         """Forgets everything of these partitions: others may judge them, or have judged them."""
         for partition in inputs:
+            reading = self._readings.pop(partition.partition, None)
+            if reading is not None and reading not in self._readings.values():
+                reading.set()
             for next_state_id in self._open_inputs.pop(partition.partition, ()):
                 self.forget(next_state_id)
 
@@ -72,15 +106,26 @@ class Ledger:
         entry = self._entries.get(call_id)
         return entry if entry is not None and entry.request_sha256 == request_sha256 else None
 
-    async def record(self, event: LlmCallEvent) -> None:
-        """Returns when the entry is on the log.
+    async def record(self, event: LlmCallEvent) -> LlmCallEvent:
+        """Returns the entry as it is on the log: without its response when that is too large, so the vote abstains.
 
         Raises BrokerUnavailable; the entry is kept then, so that it can be found and recorded again without another
-        call. Raises RecordRejected for an answer that is too large for the log.
+        call. Raises FatalBusError when nothing can be written any more.
         """
         self._remember(event)
         self._unwritten.add(event.call_id)
-        record = encode(
+        try:
+            await self._writer.write(self._encoded(event))
+        except RecordRejected as error:
+            if event.response is None:
+                raise
+            self._logger.warning("an answer does not fit into the ledger; its vote abstains", error=str(error))
+            return await self.record(event.model_copy(update={"response": None}))
+        self._unwritten.discard(event.call_id)
+        return event
+
+    def _encoded(self, event: LlmCallEvent) -> OutgoingRecord:
+        return encode(
             event,
             topic=self._topic,
             key=f"{event.next_state_id}/{event.judge_spec_hash}/{event.purpose}/{event.vote}",
@@ -88,14 +133,6 @@ class Ledger:
             source=self._source,
             partition=self._partition(event),
         )
-        try:
-            await self._writer.write(record)
-        except RecordRejected:
-            raise
-        except BusError as error:
-            # The writer makes a new producer: even what is fatal for a producer is an outage here.
-            raise BrokerUnavailable(f"ledger entry {event.call_id} is not on the log: {error}") from error
-        self._unwritten.discard(event.call_id)
 
     def is_written(self, call_id: str) -> bool:
         """Whether an entry that `find` gave is on the log."""
@@ -122,13 +159,13 @@ class Ledger:
     def _partition(self, event: LlmCallEvent) -> int:
         return partition_for(event.session_id, self._partitions)
 
-    def _read(self, inputs: Mapping[TopicPartition, int | None]) -> list[Record]:
+    def _read(self, inputs: Mapping[TopicPartition, int | None], enough: threading.Event) -> list[Record]:
         reader = self._bus.reader()
         try:
             starts: dict[TopicPartition, int] = {}
             ends: dict[TopicPartition, int] = {}
             for partition, next_offset in inputs.items():
-                oldest = _first_record(reader, partition, next_offset)
+                oldest = _first_record(reader, partition, next_offset, enough)
                 if oldest is None:
                     continue
                 entries = TopicPartition(self._topic, partition.partition)
@@ -136,23 +173,41 @@ class Ledger:
                 start, (_, end) = reader.offset_for_time(entries, since), reader.watermarks(entries)
                 if start < end:
                     starts[entries], ends[entries] = start, end
-            reader.assign(starts)
-            records: list[Record] = []
-            while any((reader.position(entries) or 0) < end for entries, end in ends.items()):
-                records += reader.consume(max_records=1000, timeout_seconds=0.1)
-            return records
+            return self._read_until(reader, starts, ends, enough)
         finally:
             reader.close()
 
+    def _read_until(
+        self,
+        reader: Consumer,
+        starts: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
+        enough: threading.Event,
+    ) -> list[Record]:
+        reader.assign(starts)
+        records: list[Record] = []
+        progress_due = self._monotonic_seconds() + PROGRESS_SECONDS
+        while not enough.is_set():
+            left = sum(max(0, end - (reader.position(entries) or starts[entries])) for entries, end in ends.items())
+            if left == 0:
+                break
+            if self._monotonic_seconds() >= progress_due:
+                progress_due = self._monotonic_seconds() + PROGRESS_SECONDS
+                self._logger.info("reading the ledger back", entries=len(records), offsets_left=left)
+            records += reader.consume(max_records=1000, timeout_seconds=_WAIT_SECONDS)
+        return records
 
-def _first_record(reader: Consumer, partition: TopicPartition, next_offset: int | None) -> Record | None:
+
+def _first_record(
+    reader: Consumer, partition: TopicPartition, next_offset: int | None, enough: threading.Event
+) -> Record | None:
     """The oldest input of `partition` at `next_offset` or later that is retained; None when there is none yet."""
     first, end = reader.watermarks(partition)
     start = max(first, next_offset if next_offset is not None else first)
     if start >= end:
         return None
     reader.assign({partition: start})
-    while (reader.position(partition) or start) < end:
-        for record in reader.consume(max_records=1, timeout_seconds=0.1):
+    while (reader.position(partition) or start) < end and not enough.is_set():
+        for record in reader.consume(max_records=1, timeout_seconds=_WAIT_SECONDS):
             return record
     return None

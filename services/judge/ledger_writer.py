@@ -3,30 +3,75 @@
 import asyncio
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from clawstream.bus.interface import OutgoingRecord, Producer
-from clawstream.errors import BusError
+from clawstream.bus.interface import Delivery, OutgoingRecord, Producer
+from clawstream.errors import BrokerUnavailable, BusError, FatalBusError, RecordRejected
 
-_Entry = tuple[OutgoingRecord, asyncio.AbstractEventLoop, "asyncio.Future[None]"]
+
+@dataclass(eq=False, slots=True)
+class _Entry:
+    """One record and who waits for it."""
+
+    record: OutgoingRecord
+    loop: asyncio.AbstractEventLoop
+    done: "asyncio.Future[None]"
+    is_written: bool = field(default=False, init=False)
+
+    def delivered(self, _: Delivery) -> None:
+        self.is_written = True
+
+    def resolve(self, failure: BusError | None = None) -> None:
+        """Tells who waits, from any thread."""
+        self.loop.call_soon_threadsafe(self._resolve, failure)
+
+    def _resolve(self, failure: BusError | None) -> None:
+        if self.done.cancelled():
+            return
+        if failure is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(failure)
 
 
 class LedgerWriter:
     """One thread that owns one producer. What waits is written together, so that one flush serves many votes."""
 
-    def __init__(self, make_producer: Callable[[], Producer], *, flush_timeout_seconds: float) -> None:
-        """`make_producer` is called on the writer's thread, and again after a failure."""
+    def __init__(
+        self,
+        make_producer: Callable[[], Producer],
+        *,
+        flush_timeout_seconds: float,
+        on_failure: Callable[[], None],
+    ) -> None:
+        """`make_producer` is called on the writer's thread, and again after a failure.
+
+        `on_failure` is called on that thread when the writer broke: the process must end with `failure`.
+        """
         self._make_producer = make_producer
         self._flush_timeout_seconds = flush_timeout_seconds
+        self._on_failure = on_failure
         self._queue: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
+        self._breaking = threading.Lock()
+        self._producer: Producer | None = None
+        self.failure: FatalBusError | None = None
+        """Why nothing can be written any more; None while the writer works."""
         self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
         self._thread.start()
 
     async def write(self, record: OutgoingRecord) -> None:
-        """Returns when `record` is on the log. Raises BusError when it is not known to be."""
+        """Returns when `record` is on the log.
+
+        Raises RecordRejected when this very record is too large, BrokerUnavailable when it is not known to be on the
+        log (try again: the writer makes a new producer), and FatalBusError when the writer broke.
+        """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        self._queue.put((record, loop, done))
+        with self._breaking:  # Else an entry could be queued after the last look into the queue, and wait for ever.
+            if self.failure is not None:
+                raise self.failure
+            self._queue.put(_Entry(record, loop, done))
         await done
 
     def close(self) -> None:
@@ -35,26 +80,17 @@ class LedgerWriter:
         self._thread.join()
 
     def _run(self) -> None:
-        producer: Producer | None = None
-        while (batch := self._next_batch()) is not None:
-            failure: BusError | None = None
-            try:
-                producer = producer or self._make_producer()
-                for record, _, _ in batch:
-                    producer.produce(record)
-                producer.flush(self._flush_timeout_seconds)
-            except BusError as error:
-                failure = error
-                if producer is not None:
-                    producer.close()
-                producer = None
-            for _, loop, done in batch:
-                loop.call_soon_threadsafe(_resolve, done, failure)
-        if producer is not None:
-            producer.close()
+        batch: list[_Entry] = []
+        try:
+            while batch := self._next_batch():
+                self._write(batch)
+        except Exception as error:  # The thread's boundary: those who wait are told, and the process ends.
+            self._break(error, batch)
+        finally:
+            self._drop_producer()
 
-    def _next_batch(self) -> list[_Entry] | None:
-        """Everything that waits, at least one entry; None when the writer is closed."""
+    def _next_batch(self) -> list[_Entry]:
+        """Everything that waits; nothing when the writer is closed."""
         batch: list[_Entry] = []
         entry = self._queue.get()
         while entry is not None:
@@ -65,14 +101,61 @@ class LedgerWriter:
                 return batch
         if batch:
             self._queue.put(None)
-            return batch
-        return None
+        return batch
 
+    def _write(self, waiting: list[_Entry]) -> None:
+        """Ends every entry: what is refused fails alone, an outage fails what is not on the log."""
+        while waiting:
+            refused, failure = self._send(waiting)
+            for entry in waiting:
+                if entry in refused:
+                    entry.resolve(refused[entry])
+                elif entry.is_written or (failure is None and not refused):
+                    entry.resolve()
+                elif failure is not None:
+                    entry.resolve(failure)
+            if failure is not None or not refused:
+                return
+            # A broker refuses a batch of records whole: its others are sent again, without the one at fault.
+            waiting = [entry for entry in waiting if not entry.is_written and entry not in refused]
 
-def _resolve(done: "asyncio.Future[None]", failure: BusError | None) -> None:
-    if done.cancelled():
-        return
-    if failure is None:
-        done.set_result(None)
-    else:
-        done.set_exception(failure)
+    def _send(self, entries: Sequence[_Entry]) -> tuple[dict[_Entry, RecordRejected], BrokerUnavailable | None]:
+        """Which entries were refused, and what kept the rest from being written."""
+        refused: dict[_Entry, RecordRejected] = {}
+        try:
+            self._producer = self._producer or self._make_producer()
+            for entry in entries:
+                try:
+                    self._producer.produce(entry.record, entry.delivered)
+                except RecordRejected as error:
+                    refused[entry] = error
+            try:
+                self._producer.flush(self._flush_timeout_seconds)
+            except RecordRejected as error:
+                refused[next(entry for entry in entries if entry.record is error.record)] = error
+        except BusError as error:
+            # Even what is fatal for a producer is an outage here: the next one is a new one.
+            self._drop_producer()
+            unavailable = BrokerUnavailable(f"a ledger entry is not known to be on the log: {error}")
+            unavailable.__cause__ = error
+            return refused, unavailable
+        return refused, None
+
+    def _break(self, error: Exception, batch: Sequence[_Entry]) -> None:
+        failure = FatalBusError(f"the ledger cannot be written any more: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        with self._breaking:
+            self.failure = failure
+        waiting = list(batch)
+        while not self._queue.empty():
+            entry = self._queue.get_nowait()
+            if entry is not None:
+                waiting.append(entry)
+        for entry in waiting:
+            entry.resolve(failure)
+        self._on_failure()
+
+    def _drop_producer(self) -> None:
+        if self._producer is not None:
+            self._producer.close()
+            self._producer = None

@@ -57,7 +57,8 @@ class JudgeSettings(ServiceSettings):
     """How to reach the judge model."""
     worker: WorkerSettings = WorkerSettings(deadline_seconds=900.0)
     """How many next states at once, and how long. The deadline must leave time for every attempt to call the model;
-    past it, votes that did not arrive abstain."""
+    past it, votes that did not arrive abstain. Time in which a call waits for its turn (`model.max_concurrent_calls`)
+    does not count: a slow model with a backlog makes scores late, not failed."""
     ledger_flush_timeout_seconds: float = Field(default=30.0, gt=0)
     """How long a ledger entry may take to reach the log before its input is put off."""
 

@@ -15,10 +15,10 @@ from clawstream.errors import ClawstreamError
 from clawstream.log import configure_logging
 from clawstream.metrics import Metrics
 from clawstream.settings import load_settings
+from clawstream.stages import TEACHER
 from clawstream.topics import SAMPLES, SCORES, TEACHER_DLQ, TURNS, full_name
 from clawstream.worker.waiting import wait_for_topics
-from clawstream.worker.worker import EosWorker
-from clawstream.worker_process import run_worker, stop_on_signals
+from clawstream.worker_process import run_worker, stage_worker, stop_on_signals
 from services.teacher.handler import TeacherHandler
 from services.teacher.settings import TeacherSettings
 
@@ -48,18 +48,9 @@ async def run(settings: TeacherSettings) -> None:
         if not await asyncio.to_thread(wait_for_topics, bus, topics, stop=stop, logger=logger):
             return
         turns = RecordFetcher(bus, cache_bytes=settings.turn_cache_bytes, timeout_seconds=settings.turn_timeout_seconds)
-        worker = EosWorker(
-            bus,
-            TeacherHandler(turns, namespace=namespace, source=f"teacher/{settings.name}", clock=clock),
-            input_topics=[full_name(namespace, SCORES)],
-            dead_letter_topic=full_name(namespace, TEACHER_DLQ),
-            group=f"{namespace}.teacher",
-            instance=settings.name,
-            transactional_id=f"{namespace}.teacher.{settings.name}",
-            settings=settings.worker,
-            metrics=metrics,
-            clock=clock,
-            logger=logger,
+        handler = TeacherHandler(turns, namespace=namespace, source=f"teacher/{settings.name}", clock=clock)
+        worker = stage_worker(
+            bus, handler, TEACHER, settings, settings.worker, metrics=metrics, clock=clock, logger=logger
         )
         await run_worker(worker, settings, stop=stop, metrics=metrics, logger=logger)
 

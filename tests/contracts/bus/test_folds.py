@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import pytest
 
 from clawstream.bus.fold import LatestByKey, LogReader, latest_by_key
-from clawstream.bus.interface import Bus, OutgoingRecord, Record, TopicPartition
+from clawstream.bus.interface import Bus, Consumer, OutgoingRecord, Record, TopicPartition
+from clawstream.bus.memory import MemoryBus
 from clawstream.bus.record_fetcher import RecordFetcher
-from clawstream.errors import OffsetNotRetained
+from clawstream.errors import FatalBusError, OffsetNotRetained
 from tests.fixtures.buses import PATIENCE_ROUNDS, create_topic, read_all, write, write_each
 
 
@@ -128,3 +129,27 @@ def test_a_closed_fetcher_fails_who_waits_and_refuses_who_comes(bus: Bus, namesp
     fetcher.close()
     with pytest.raises(Exception, match="closed"):
         fetcher.fetch(Reference(name, 0, 0))
+
+
+def test_a_reference_to_nowhere_is_refused_and_others_are_served(bus: Bus, topic: str) -> None:
+    write(bus, topic, b"0")
+    fetcher = RecordFetcher(bus)
+    nowhere = [fetcher.fetch(Reference(topic, 77, 0)), fetcher.fetch(Reference(f"{topic}-nobody-made", 0, 0))]
+    for future in nowhere:
+        with pytest.raises(OffsetNotRetained):
+            future.result(60)
+    assert fetcher.fetch(Reference(topic, 0, 0)).result(60).value == b"0"
+    fetcher.close()
+
+
+def test_a_fetcher_that_breaks_says_that_the_process_must_end() -> None:
+    class BrokenBus(MemoryBus):
+        def reader(self) -> Consumer:
+            raise ZeroDivisionError("a bug")
+
+    fetcher = RecordFetcher(BrokenBus())
+    with pytest.raises(FatalBusError, match="ZeroDivisionError: a bug"):
+        fetcher.fetch(Reference("topic", 0, 0)).result(60)
+    fetcher.close()
+    with pytest.raises(FatalBusError, match="a bug"):
+        fetcher.fetch(Reference("topic", 0, 0))

@@ -78,16 +78,17 @@ async def judging(
     backend: Backend,
     *,
     max_timeouts: int = 3,
+    max_concurrent_calls: int = 16,
     metrics: Metrics | None = None,
     settings: WorkerSettings = WORKER,
 ) -> AsyncGenerator[None]:
     """A judge with this backend."""
     metrics = metrics or Metrics()
     clock, logger = SystemClock(), get_logger()
-    writer = LedgerWriter(log.bus.producer, flush_timeout_seconds=5.0)
+    writer = LedgerWriter(log.bus.producer, flush_timeout_seconds=5.0, on_failure=lambda: None)
     ledger = Ledger(log.bus, writer, namespace="clawstream", source="judge/tests", logger=logger)
     policy = RetryPolicy(attempts=1, first_delay_seconds=0.01, longest_delay_seconds=0.01)
-    caller = ModelCaller(policy, max_concurrent_calls=16, clock=clock, metrics=metrics)
+    caller = ModelCaller(policy, max_concurrent_calls=max_concurrent_calls, clock=clock, metrics=metrics)
     handler = JudgeHandler(
         ActiveJudges(spec, lambda _: backend, logger=logger),
         Judging(ledger, caller, clock=clock, metrics=metrics),
@@ -282,6 +283,34 @@ async def test_at_the_deadline_the_votes_that_arrived_count(log: JudgedLog) -> N
     (score,) = log.scores()
     assert [vote.verdict for vote in score.votes] == [1, 1, None]
     assert (score.verdict, score.votes[2].abstention) == (1, "timeout")
+
+
+class SlowBackend(ScriptedBackend):
+    """Answers after a while."""
+
+    async def call(self, request):  # type: ignore[no-untyped-def] - as the base class
+        await asyncio.sleep(0.05)
+        return await super().call(request)
+
+
+async def test_a_backlog_at_a_slow_model_makes_late_scores_and_no_failed_ones(log: JudgedLog) -> None:
+    log.converse(dict.fromkeys(range(10), "thanks"))
+    settings = WORKER.model_copy(update={"deadline_seconds": 0.4})
+    # All begin together, and one call follows the other: the last input waits three times its deadline.
+    async with judging(log, MODEL, SlowBackend(r"\boxed{1}"), settings=settings, max_concurrent_calls=1):
+        await until(lambda: len(log.scores()) == 10)
+    assert [[vote.verdict for vote in score.votes] for score in log.scores()] == [[1, 1, 1]] * 10
+
+
+async def test_an_answer_too_large_for_the_ledger_makes_one_vote_abstain(log: JudgedLog) -> None:
+    log.converse({1: "thanks", 6: "thanks"})
+    backend = ScriptedBackend(r"\boxed{1}", "x" * 3_000_000 + r"\boxed{1}", r"\boxed{1}")
+    async with judging(log, MODEL, backend):
+        await until(lambda: len(log.scores()) == 2)
+    votes = [vote for score in log.scores() for vote in score.votes]
+    assert sorted(str(vote.abstention) for vote in votes) == ["None"] * 5 + ["error"]
+    assert all(score.verdict == 1 for score in log.scores())
+    assert read_all(log.bus, log.topic(topics.JUDGE_DLQ)) == []
 
 
 async def test_a_crash_between_call_and_commit_does_not_repeat_the_call(log: JudgedLog) -> None:

@@ -78,12 +78,13 @@ class MemoryLedger:
     def is_written(self, call_id: str) -> bool:
         return call_id in self.written
 
-    async def record(self, event: LlmCallEvent) -> None:
+    async def record(self, event: LlmCallEvent) -> LlmCallEvent:
         self.entries[event.call_id] = event
         if self.failures:
             self.failures -= 1
             raise BrokerUnavailable("away")
         self.written.append(event.call_id)
+        return event
 
 
 class Sleeps:

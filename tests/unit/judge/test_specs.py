@@ -121,3 +121,13 @@ def test_an_api_key_that_is_configured_and_missing_is_named(tmp_path: Path) -> N
     missing = settings.model.model_copy(update={"api_key_environment": "", "api_key_file": tmp_path / "none"})
     with pytest.raises(SettingsError, match="No such file"):
         missing.api_key({})
+
+
+def test_a_copy_of_a_spec_has_a_hash_of_its_own() -> None:
+    spec = JudgeSpec(backend="openai", model="a")
+    before = spec.spec_hash
+    copied = spec.model_copy(update={"model": "b"})
+    assert copied.spec_hash == JudgeSpec(backend="openai", model="b").spec_hash != before
+    assert spec.spec_hash == before
+    assert "spec_hash" not in spec.model_dump()
+    assert JudgeSpec(backend="openai", model="a") == spec

@@ -1,0 +1,179 @@
+"""No input is ever forgotten: cancelled handlers, deadlines that count work alone, and the last flushes."""
+
+import asyncio
+
+import pytest
+
+from clawstream.bus.interface import Record
+from clawstream.bus.memory import MemoryBus
+from clawstream.codec import header
+from clawstream.errors import EngineUnavailable, HandlerCancelled, TransactionAbortable
+from clawstream.worker.deadline import Deadline, waiting_for_a_turn
+from clawstream.worker.outcomes import Outcome
+from clawstream.worker.settings import WorkerSettings
+from tests.fixtures.workers import FunctionHandler, Scene, eventually, running, text
+
+
+@pytest.fixture
+def bus() -> MemoryBus:
+    return MemoryBus(session_timeout_seconds=0.0)
+
+
+@pytest.fixture
+def scene(bus: MemoryBus) -> Scene:
+    return Scene(bus, "test")
+
+
+async def test_a_handler_under_which_something_is_cancelled_costs_one_record(scene: Scene) -> None:
+    async def handle(record: Record) -> Outcome:
+        if text(record) == "cancelled":
+            awaited: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            awaited.cancel()
+            await awaited
+        return scene.echo(record)
+
+    scene.write("a", "cancelled", "b")
+    async with running(scene.worker(FunctionHandler(handle))):
+        await eventually(lambda: scene.committed() == {0: 3}, "the partition goes on")
+    assert scene.written() == ["a", "b"]
+    (dead,) = scene.buried()
+    assert header(dead.headers, "dlq.reason") == "handler_cancelled"
+    assert header(dead.headers, "dlq.error.type") == "HandlerCancelled"
+
+
+async def test_a_preparation_that_is_cancelled_stops_the_worker(scene: Scene) -> None:
+    class Cancelled(FunctionHandler):
+        async def on_assigned(self, partitions: object) -> None:
+            raise asyncio.CancelledError
+
+    async def handle(record: Record) -> Outcome:
+        return scene.echo(record)
+
+    scene.write("a")
+    with pytest.raises(HandlerCancelled, match="on_assigned"):
+        await asyncio.wait_for(scene.worker(Cancelled(handle)).run(), 60)
+    assert scene.written() == []
+
+
+async def test_a_deadline_hook_that_hangs_is_ended_too(scene: Scene) -> None:
+    class Hanging(FunctionHandler):
+        async def on_deadline(self, record: Record, deadline_seconds: float) -> Outcome:
+            await asyncio.Event().wait()
+            return scene.echo(record)
+
+    async def handle(record: Record) -> Outcome:
+        await asyncio.Event().wait()
+        return scene.echo(record)
+
+    scene.write("a")
+    async with running(scene.worker(Hanging(handle), settings=WorkerSettings(deadline_seconds=0.05))):
+        await eventually(lambda: scene.committed() == {0: 1}, "the partition goes on")
+    assert [header(record.headers, "dlq.reason") for record in scene.buried()] == ["deadline"]
+
+
+async def test_an_input_that_was_taken_from_us_in_an_outage_is_not_tried_again(bus: MemoryBus, scene: Scene) -> None:
+    outage = True
+    attempts: list[int] = []
+
+    async def handle(record: Record) -> Outcome:
+        attempts.append(1)
+        if outage:
+            raise EngineUnavailable("away")
+        return scene.echo(record)
+
+    scene.write("a")
+    settings = WorkerSettings(retry_initial_seconds=0.2, retry_max_seconds=0.2, shutdown_grace_seconds=5.0)
+    worker = scene.worker(FunctionHandler(handle), settings=settings)
+    async with running(worker):
+        await eventually(lambda: len(attempts) == 1, "tried")
+        bus.expel("test.worker", "worker-0")
+        await eventually(lambda: len(attempts) == 2, "read again under the new assignment")
+        outage = False
+        await eventually(lambda: scene.committed() == {0: 1}, "committed")
+        pool = worker._pool  # pyright: ignore[reportPrivateUsage] - only it knows what is still under way
+        await eventually(lambda: not pool._tasks, "nothing is left")  # pyright: ignore[reportPrivateUsage] - as above
+    assert len(attempts) == 3, "the input of the lost assignment was given up"
+    assert scene.count("worker_late_results_total") == 0
+
+
+async def test_stopping_commits_all_that_is_done_in_as_many_transactions_as_it_takes(
+    bus: MemoryBus, scene: Scene
+) -> None:
+    first_may_end = asyncio.Event()
+
+    async def handle(record: Record) -> Outcome:
+        if text(record) == "0":
+            await first_may_end.wait()
+        return scene.echo(record)
+
+    commits = 0
+
+    def some_commits_fail(operation: str, when: str) -> None:
+        nonlocal commits
+        if (operation, when) == ("commit", "before"):
+            commits += 1
+            if commits in (2, 5):
+                raise TransactionAbortable("now and then")
+
+    scene.write(*(str(number) for number in range(20)))
+    handler = FunctionHandler(handle)
+    settings = WorkerSettings(
+        max_results_per_transaction=3, flush_ceiling_seconds=1000.0, flush_results=1000, shutdown_grace_seconds=60.0
+    )
+    worker = scene.worker(handler, settings=settings)
+    async with running(worker) as task:
+        await eventually(lambda: len(handler.handled) == 20, "all are under way")
+        bus.set_fault(some_commits_fail)
+        worker.request_stop()
+        await eventually(lambda: worker.status()["state"] == "stopping", "stopping")
+        first_may_end.set()
+        await asyncio.wait_for(asyncio.shield(task), 60)
+    assert scene.committed() == {0: 20}
+    assert scene.written() == [str(number) for number in range(20)]
+    assert commits >= 9
+
+
+async def test_a_deadline_counts_work_and_not_the_wait_for_a_turn() -> None:
+    turn = asyncio.Event()
+
+    async def wait_for_the_turn() -> None:
+        with waiting_for_a_turn():
+            await turn.wait()
+
+    async with Deadline(0.05) as deadline:
+        first, second = asyncio.create_task(wait_for_the_turn()), asyncio.create_task(wait_for_the_turn())
+        await asyncio.sleep(0)  # From now on both wait, and the deadline stands still.
+        with deadline.paused():
+            await asyncio.sleep(0.15)
+        turn.set()
+        await asyncio.gather(first, second)
+        assert not deadline.expired()
+    with pytest.raises(TimeoutError):
+        async with Deadline(0.05) as deadline:
+            with deadline.paused():
+                await asyncio.sleep(0.1)
+            await asyncio.Event().wait()
+    assert deadline.expired()
+
+
+async def test_a_wait_that_the_deadline_itself_cancels_leaves_it_expired() -> None:
+    async def wait_for_ever() -> None:
+        await asyncio.sleep(0.02)  # Not begun with waiting yet: the deadline runs.
+        await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        async with Deadline(0.05):
+            try:
+                await wait_for_ever()
+            finally:
+                with waiting_for_a_turn():
+                    pass
+
+
+async def test_without_a_deadline_waiting_is_just_waiting() -> None:
+    with waiting_for_a_turn():
+        await asyncio.sleep(0)
+    async with Deadline(60.0) as deadline:
+        assert not deadline.expired()
+    with deadline.paused():
+        pass
