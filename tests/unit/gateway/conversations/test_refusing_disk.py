@@ -47,7 +47,7 @@ class Disk:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     disk = Disk()
-    monkeypatch.setattr(outbox, "_write_at", disk.write)
+    monkeypatch.setattr(outbox, "write_at", disk.write)
     return disk
 
 
@@ -130,7 +130,7 @@ async def test_a_turn_whose_next_state_is_refused_again_is_not_called_recorded(
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.pwrite(descriptor, content, offset)
 
-        monkeypatch.setattr(outbox, "_write_at", every_second)
+        monkeypatch.setattr(outbox, "write_at", every_second)
         assert await gateway.conversations.finish(asked, placement, turn) is False
     assert turn.turn_id in {event.turn_id for event in events_of(bus, TURNS) if isinstance(event, TurnEvent)}
     assert (first.turn_id, NextStateKind.REPLY) not in next_states(bus)
