@@ -22,6 +22,9 @@ def main(
         ],
         "judge and teacher": ["benchmarks.judge_and_teacher"],
         "training step against bare Megatron": ["benchmarks.trainer_step_against_bare_megatron", str(model_directory)],
+        "gateway against the engine": ["benchmarks.gateway_against_engine", str(model_directory)],
+        "turn to log": ["benchmarks.turn_to_log", str(model_directory)],
+        "20,000 sessions through a gateway": ["benchmarks.gateway_memory", str(model_directory)],
     }
     failed = False
     for title, command in commands.items():

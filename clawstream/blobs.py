@@ -19,7 +19,7 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from clawstream.durable_files import sync_directory
-from clawstream.errors import BlobError
+from clawstream.errors import BlobError, SettingsError
 from schemas.arrays import MAX_INLINE_BYTES, BlobReference, NumberArray, from_bytes
 
 
@@ -27,21 +27,32 @@ class BlobStore:
     """Writes blobs below one fsspec URL. All calls block: use a thread inside an event loop."""
 
     def __init__(self, url: str) -> None:
-        """`url` is a folder: a path, `file:///...`, `s3://bucket/prefix`... Made when the first blob is written."""
-        found, path = cast("tuple[AbstractFileSystem, str]", fsspec.url_to_fs(url))
+        """`url` is a folder: a path, `file:///...`, `s3://bucket/prefix`... Made when the first blob is written.
+
+        Raises SettingsError for a URL that nothing here can write to.
+        """
+        try:
+            found, path = cast("tuple[AbstractFileSystem, str]", fsspec.url_to_fs(url))
+        except (ImportError, ValueError) as error:
+            raise SettingsError(f"blob store {url}: {error}") from error
         self._filesystem = found
         self._base = path.rstrip("/")
 
     def write(self, block: bytes) -> BlobReference:
-        """Stores `block` and returns where it is. Returns when it is safe on disk, or in the bucket."""
+        """Stores `block` and returns where it is. Returns when it is safe on disk, or in the bucket.
+
+        Raises BlobError when the store refuses.
+        """
         checksum = hashlib.sha256(block).hexdigest()
         path = f"{self._base}/{checksum[:2]}/{checksum}"
-        if not self._is_stored(path, len(block)):
+        try:
             if isinstance(self._filesystem, LocalFileSystem):
                 _write_local(Path(path), block)
-            else:
+            elif not self._is_stored(path, len(block)):
                 self._filesystem.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
                 self._filesystem.pipe_file(path, block)
+        except OSError as error:
+            raise BlobError(f"blob {path}: cannot be written: {error}") from error
         return BlobReference(uri=str(self._filesystem.unstrip_protocol(path)), sha256=checksum, size_bytes=len(block))
 
     def pack(self, array: npt.NDArray[Any]) -> NumberArray:
@@ -84,6 +95,10 @@ def resolve(array: NumberArray) -> npt.NDArray[Any]:
 
 def _write_local(path: Path, block: bytes) -> None:
     """Writes beside the target, syncs and renames: a crash leaves the whole blob or none."""
+    if path.is_file() and path.stat().st_size == len(block):
+        # Another writer may have put it there just now, and not have synced its name yet.
+        _sync_names(path)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
     try:
@@ -95,4 +110,10 @@ def _write_local(path: Path, block: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    _sync_names(path)
+
+
+def _sync_names(path: Path) -> None:
+    """The blob's name, its folder's name and the store's own are on the disk."""
+    for directory in (path.parent, path.parent.parent, path.parent.parent.parent):
+        sync_directory(directory)

@@ -14,8 +14,8 @@
     │   ├── TransactionAbortable the open transaction must be aborted, then tried again
     │   │   └── RecordRejected   because of one record: too large
     │   ├── TransactionOutcomeUnknown  the end of a transaction was not answered in time
-    │   ├── TransactionAbortable the open transaction must be aborted, then tried again
     │   ├── Fenced               another process took our place; exit
+    │   │   └── TransactionTimedOut  or our transaction was open for longer than its timeout: the log tells
     │   └── FatalBusError        the client cannot go on; exit and let the supervisor restart
     ├── EngineError              an inference engine's answer
     │   ├── EngineUnavailable    refused, unreachable or 5xx: try another engine or later
@@ -112,6 +112,14 @@ class OffsetNotRetained(BusError):  # noqa: N818
 
 class Fenced(BusError):  # noqa: N818
     """Another process with the same transactional id or group instance id took over. The process must exit."""
+
+
+class TransactionTimedOut(Fenced):
+    """Fenced after a transaction was open for longer than its timeout: then the broker ends and fences it by itself.
+
+    A new producer with the same id may go on, but only where something on the log shows that no other process took the
+    id: that looks just the same. Who has no such sign exits.
+    """
 
 
 class FatalBusError(BusError):

@@ -198,7 +198,8 @@ class TransactionalProducer(Protocol):
 
     After any call that raised, or an end of transaction that took long, the instance must be closed and a new one made
     (reference: Jepsen's reports on Kafka transactions; without KIP-890 a late EndTxn may end the *next* transaction).
-    `needs_replacement` says so.
+    `needs_replacement` says so. A Fenced that may be the broker's own, because the transaction was open for longer than
+    its timeout, is a TransactionTimedOut.
     """
 
     @property

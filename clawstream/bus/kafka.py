@@ -7,15 +7,23 @@ from clawstream.bus.interface import Admin, Consumer, Producer, RebalanceCallbac
 from clawstream.bus.kafka_admin import KafkaAdmin
 from clawstream.bus.kafka_consumer import KafkaConsumer
 from clawstream.bus.kafka_producer import KafkaProducer, KafkaTransactionalProducer
+from clawstream.bus.kafka_properties import TRANSACTION_TIMEOUT_SECONDS
 from clawstream.settings import KafkaSettings
 
 
 class KafkaBus:
     """Implements `Bus`. Makes clients; holds none."""
 
-    def __init__(self, settings: KafkaSettings, *, client_id: str) -> None:
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        *,
+        client_id: str,
+        transaction_timeout_seconds: float = TRANSACTION_TIMEOUT_SECONDS,
+    ) -> None:
         """`client_id` is the process's name. Raises SettingsError for client properties that must not be set."""
         self._settings = settings
+        self._transaction_timeout_seconds = transaction_timeout_seconds
         self._base = kafka_properties.common(settings.bootstrap_servers, client_id, settings.client_properties)
 
     @property
@@ -46,8 +54,13 @@ class KafkaBus:
 
     def transactional_producer(self, transactional_id: str) -> TransactionalProducer:
         return KafkaTransactionalProducer(
-            kafka_properties.transactional_producer(self._base, transactional_id=transactional_id),
+            kafka_properties.transactional_producer(
+                self._base,
+                transactional_id=transactional_id,
+                timeout_seconds=self._transaction_timeout_seconds,
+            ),
             transactional_id=transactional_id,
+            transaction_timeout_seconds=self._transaction_timeout_seconds,
         )
 
     def admin(self) -> Admin:

@@ -3,7 +3,8 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 
 from confluent_kafka import KafkaError, KafkaException, Message
@@ -31,6 +32,7 @@ from clawstream.errors import (
     RecordRejected,
     TransactionAbortable,
     TransactionOutcomeUnknown,
+    TransactionTimedOut,
 )
 
 _QUEUE_FULL_SECONDS = 10.0
@@ -194,17 +196,22 @@ class KafkaTransactionalProducer:
         properties: Properties,
         *,
         transactional_id: str,
+        transaction_timeout_seconds: float = TRANSACTION_TIMEOUT_SECONDS,
         client: LibrdkafkaProducer | None = None,
         monotonic_seconds: Callable[[], float] = time.monotonic,
         overdue_seconds: float = _OVERDUE_SECONDS,
     ) -> None:
         """Initialises: raises BrokerUnavailable when no coordinator answers. `client` is for tests.
 
+        `transaction_timeout_seconds` must be what `properties` say.
         A call that has not returned `overdue_seconds` after its own timeout is given up with FatalBusError.
         """
         self._deliveries = _Deliveries(client if client is not None else _client(properties))
         self._client = self._deliveries.client
         self._id = transactional_id
+        self._transaction_timeout_seconds = transaction_timeout_seconds
+        self._began_at_seconds: float | None = None
+        """Of the open transaction, if one is."""
         self._monotonic_seconds = monotonic_seconds
         self._needs_replacement = False
         self._closed = False
@@ -218,10 +225,12 @@ class KafkaTransactionalProducer:
     def begin(self) -> None:
         self._deliveries.take_failure()
         self._retried("beginning a transaction", 0.0, lambda _timeout: self._client.begin_transaction())
+        self._began_at_seconds = self._monotonic_seconds()
 
     def produce(self, record: OutgoingRecord, on_delivery: DeliveryCallback | None = None) -> None:
         try:
-            self._deliveries.produce(record, on_delivery)
+            with self._own_timeout_told_apart():
+                self._deliveries.produce(record, on_delivery)
         except (Fenced, FatalBusError, TransactionAbortable):
             self._needs_replacement = True
             raise
@@ -236,9 +245,10 @@ class KafkaTransactionalProducer:
             failure = BrokerUnavailable(f"{remaining} record(s) undelivered after {timeout_seconds:.1f} seconds")
         if failure is not None:
             self._needs_replacement = True
-            if isinstance(failure, Fenced | FatalBusError | TransactionAbortable):
-                raise failure
-            raise TransactionAbortable(str(failure)) from failure
+            with self._own_timeout_told_apart():
+                if isinstance(failure, Fenced | FatalBusError | TransactionAbortable):
+                    raise failure
+                raise TransactionAbortable(str(failure)) from failure
 
     def send_offsets(self, offsets: Mapping[TopicPartition, int], group: GroupMetadata) -> None:
         positions = [
@@ -283,11 +293,28 @@ class KafkaTransactionalProducer:
         started = self._monotonic_seconds()
         try:
             self._retried(doing, TRANSACTION_TIMEOUT_SECONDS, call)
+            self._began_at_seconds = None
         except BrokerUnavailable as error:
             raise TransactionOutcomeUnknown(str(error)) from error
         finally:
             if self._monotonic_seconds() - started > SLOW_END_OF_TRANSACTION_SECONDS:
                 self._needs_replacement = True
+
+    @contextmanager
+    def _own_timeout_told_apart(self) -> Generator[None]:
+        """A fence after the timeout is most likely the broker's own: it ends what is open for too long."""
+        try:
+            yield
+        except Fenced as error:
+            if self._began_at_seconds is None:
+                raise
+            open_seconds = self._monotonic_seconds() - self._began_at_seconds
+            if open_seconds < self._transaction_timeout_seconds:
+                raise
+            raise TransactionTimedOut(
+                f"transactional id {self._id}: the transaction was open for {open_seconds:.1f} seconds, longer than "
+                f"its timeout of {self._transaction_timeout_seconds:.1f}, and the broker fenced it: {error}"
+            ) from error
 
     def _retried(self, doing: str, budget_seconds: float, call: Callable[[float], None]) -> None:
         """Calls again after retriable errors, as librdkafka asks, until the budget is spent."""
@@ -304,6 +331,7 @@ class KafkaTransactionalProducer:
                 error = kafka_error(exception)
                 if error.retriable() and self._monotonic_seconds() < deadline:
                     continue
-                raise translate(error, f"transactional id {self._id}: {doing}") from exception
+                with self._own_timeout_told_apart():
+                    raise translate(error, f"transactional id {self._id}: {doing}") from exception
             else:
                 return

@@ -119,12 +119,14 @@ def producer(base: Properties) -> Properties:
     }
 
 
-def transactional_producer(base: Properties, *, transactional_id: str) -> Properties:
-    """As `producer`, in transactions."""
+def transactional_producer(
+    base: Properties, *, transactional_id: str, timeout_seconds: float = TRANSACTION_TIMEOUT_SECONDS
+) -> Properties:
+    """As `producer`, in transactions that the broker ends when they are open for longer than `timeout_seconds`."""
     return {
         **producer(base),
         "transactional.id": transactional_id,
-        "transaction.timeout.ms": _milliseconds(TRANSACTION_TIMEOUT_SECONDS),
+        "transaction.timeout.ms": _milliseconds(timeout_seconds),
         # While the markers of the last transaction are being written, the next one is told to try again. That takes
         # milliseconds; the default of 100 ms would be most of a transaction's time.
         "retry.backoff.ms": 10,

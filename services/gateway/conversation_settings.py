@@ -28,6 +28,9 @@ class ConversationSettings(Section):
     """What may wait on disk for the log. When it is full, turns are served unrecorded."""
     outbox_segment_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
     """Size at which a new outbox file is begun."""
+    blob_store_url: str | None = None
+    """Folder for number arrays over 256 KiB (a long turn's ids and log-probs): a path, or an fsspec URL such as
+    `s3://bucket/blobs`. The trainer must reach it under the same name. By default `blobs` in the data directory."""
     drain_linger_seconds: float = Field(default=0.005, ge=0, le=1)
     """How long a transaction waits for more entries when there are few."""
     close_drain_seconds: float = Field(default=10.0, ge=0)

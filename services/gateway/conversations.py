@@ -1,56 +1,38 @@
 """Implements `services.gateway.ports.Conversations`: session tree, index, outbox and drain put together."""
 
 import asyncio
-import re
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from typing import TypeVar
 
-from clawstream.bus.interface import Bus, OutgoingRecord
 from clawstream.clock import Clock
-from clawstream.codec import encode
 from clawstream.errors import OutboxError
-from clawstream.ids import IdSource
 from clawstream.log import Logger
 from clawstream.metrics import Metrics
-from clawstream.topics import NEXT_STATES, OUTBOX, TURN_INDEX, TURNS, full_name
 from schemas.events import TurnEvent
 from schemas.events.next_state import ExplicitFeedback
-from services.gateway.client_profiles import load_profiles
-from services.gateway.conversation_settings import ConversationSettings, GatewayLikeSettings
-from services.gateway.drain import GatewayTopics, OutboxDrain
-from services.gateway.event_size import fitted_next_state, without_request
+from services.gateway.conversation_settings import ConversationSettings
+from services.gateway.drain import OutboxDrain
+from services.gateway.entry_encoder import EntryEncoder
+from services.gateway.idle_sessions import IdleSessions
 from services.gateway.index_follower import IndexFollower
-from services.gateway.index_secret import load_or_create_secret
 from services.gateway.known_turn import KnownTurn
-from services.gateway.next_states import NextStateDraft, explicit_next_state, session_end
+from services.gateway.next_state_writer import NextStateWriter
+from services.gateway.next_states import NextStateDraft, explicit_next_state
 from services.gateway.open_sessions import OpenSessions
 from services.gateway.outbox import Outbox
-from services.gateway.outbox_entries import (
-    NextStateEntry,
-    TurnEntry,
-    decode_entry,
-    encode_next_state,
-    encode_turn,
-)
+from services.gateway.outbox_entries import NextStateEntry, decode_entry
 from services.gateway.placing import Placed, Placer, expects_parent
 from services.gateway.ports import IncomingRequest, Placement
+from services.gateway.turn_blobs import TurnBlobs
 from services.gateway.turn_index import TurnIndex
 from services.gateway.turn_index_store import TurnIndexStore
 
 Result = TypeVar("Result")
 
 _LOOKUP_THREADS = 2
-_RECENT_NEXT_STATES = 20_000
-"""Ids of next states that are remembered, so that a repeated request does not write the same one again."""
 _OTHER_GATEWAY_ACTIVE_SECONDS = 60.0
 _OTHER_GATEWAY_POLL_SECONDS = 0.01
-_RESTORE_CHUNK = 1000
-_MAX_TURN_BYTES = 3_900_000
-"""Below the limit of the turns topic (4 MiB), with room for headers."""
-_TRACE_ID = re.compile(r"\A[0-9a-f]{32}\Z")
 
 
 class GatewayConversations:
@@ -60,9 +42,9 @@ class GatewayConversations:
         self,
         *,
         settings: ConversationSettings,
-        source: str,
-        topics: GatewayTopics,
+        encoder: EntryEncoder,
         placer: Placer,
+        blobs: TurnBlobs,
         outbox: Outbox,
         store: TurnIndexStore,
         index: TurnIndex,
@@ -74,9 +56,9 @@ class GatewayConversations:
     ) -> None:
         """Use `build_conversations`."""
         self._settings = settings
-        self._source = source
-        self._topics = topics
+        self._encoder = encoder
         self._placer = placer
+        self._blobs = blobs
         self._outbox = outbox
         self._store = store
         self._index = index
@@ -88,8 +70,28 @@ class GatewayConversations:
         """What this process counts."""
         self._logger = logger
         self._open = OpenSessions()
-        self._recent: OrderedDict[str, None] = OrderedDict()
         self._executor = ThreadPoolExecutor(_LOOKUP_THREADS, thread_name_prefix="conversations")
+        self._next_states = NextStateWriter(
+            outbox=outbox,
+            encode=lambda draft, trace_id: self._in_thread(lambda: encoder.next_state(draft, trace_id)),
+            on_submitted=self._followed,
+            metrics=metrics,
+            logger=logger,
+        )
+        self.idle_sessions = IdleSessions(
+            open_sessions=self._open,
+            encoder=encoder,
+            outbox=outbox,
+            store=store,
+            index=index,
+            follower=follower,
+            idle_limit_seconds=settings.idle_limit_seconds,
+            check_seconds=settings.idle_check_seconds,
+            clock=clock,
+            metrics=metrics,
+            logger=logger,
+        )
+        """Ends what nobody goes on with."""
         self._idle_task: asyncio.Task[None] | None = None
         self._closed_with: int | None = None
 
@@ -98,7 +100,7 @@ class GatewayConversations:
         await self._in_thread(self._recover)
         self._follower.start()
         self.drain.start()
-        self._idle_task = asyncio.create_task(self._close_idle_sessions(), name="idle-sessions")
+        self._idle_task = asyncio.create_task(self.idle_sessions.run(), name="idle-sessions")
 
     async def close(self) -> int:
         """Drains for a bounded time and stops. Returns how many entries are left on disk for the next start.
@@ -156,37 +158,43 @@ class GatewayConversations:
             placed = await self._wait_for_other_gateways(request, placed)
         self._open.touch(placed.session_id, self._clock.monotonic_seconds())
         if placed.next_state is not None:
-            await self._write_next_state(placed.next_state, request.trace_id)
+            # The disk is not waited for here, but by the turn that follows: one sync is enough for both. Whoever loses
+            # the next state in a crash before then lost the request too, and sends it again.
+            await self._next_states.submit(placed.next_state, request.trace_id)
         return placed
 
     async def finish(self, request: IncomingRequest, placement: Placement, turn: TurnEvent) -> bool:
         """See `Conversations.finish`. `placement` is what `place` returned."""
         if not isinstance(placement, Placed):
             raise TypeError("the placement must be the one that place() returned for this request")
-        known, payload = await self._in_thread(lambda: self._turn_payload(request, placement, turn))
-        ended = [known] if known.is_main else []
+        turn = await self._blobs.packed(turn)
+        known, payload = await self._in_thread(lambda: self._encoder.turn(request, placement, turn))
         payloads = [payload]
+        closed: list[KnownTurn] = []
+        ended: list[KnownTurn] = []
         if request.session_done:
-            ended = [*self._open.close(known.session_id), *ended]
-            payloads += await self._in_thread(lambda: self._session_end_payloads(ended))
+            closed = self._open.close(known.session_id)
+            ended = [*closed, known] if known.is_main else closed
+            payloads += await self._in_thread(lambda: self._encoder.session_ends(ended, self._clock.now()))
         # Known before it is written: the drain and the follower may be faster than this coroutine.
         self._index.add(known)
         try:
             await asyncio.wrap_future(self._outbox.submit(payloads))
         except OutboxError as error:
             self._index.discard(known.turn_id)
+            for turn_before in closed:
+                self._open.add(turn_before, self._clock.monotonic_seconds())
             self.metrics.increment("turns_unrecorded_total")
             self._logger.warning("a turn is not recorded", turn_id=known.turn_id, error=str(error))
             return False
-        now = self._clock.monotonic_seconds()
         if request.session_done:
             self.metrics.increment("next_states_total", amount=len(ended), kind="session_end")
             await self._in_thread(lambda: self._store.mark_ended([one.turn_id for one in ended]))
         elif known.is_main:
-            self._open.add(known, now)
+            self._open.add(known, self._clock.monotonic_seconds())
         else:
-            self._open.touch(known.session_id, now)
-        return True
+            self._open.touch(known.session_id, self._clock.monotonic_seconds())
+        return placement.next_state is None or await self._is_written(placement.next_state, request.trace_id)
 
     async def feedback(
         self, principal: str, response_id: str, *, feedback_id: str, score: float, text: str | None, source: str
@@ -197,73 +205,27 @@ class GatewayConversations:
             raise LookupError(f"no turn of yours has the response id {response_id!r}; it may be older than the index")
         judgement = ExplicitFeedback(feedback_id=feedback_id, score=score, text=text, source=source)
         draft = explicit_next_state(turn, judgement, self._clock.now())
-        next_state_id = draft.event.next_state_id
-        if next_state_id in self._recent:
-            return next_state_id
-        payload = await self._in_thread(lambda: self._next_state_payload(draft, turn.trace_id))
-        await asyncio.wrap_future(self._outbox.submit([payload]))
-        self._emitted(draft)
-        return next_state_id
+        await self._next_states.write(draft, turn.trace_id)
+        return draft.event.next_state_id
 
-    # ---- next states
-
-    async def _write_next_state(self, draft: NextStateDraft, trace_id: str | None) -> None:
-        """Hands a next state to the outbox without waiting for the disk: the turn that follows it will.
-
-        Whoever loses it in a crash before then lost the request too, and sends it again.
-        """
-        if draft.event.next_state_id in self._recent:
-            self._recent.move_to_end(draft.event.next_state_id)
-            return
-        payload = await self._in_thread(lambda: self._next_state_payload(draft, trace_id))
-        if draft.event.next_state_id in self._recent:
-            return  # A concurrent twin of this request was faster.
+    async def _is_written(self, draft: NextStateDraft, trace_id: str | None) -> bool:
+        """Whether the next state that the request brought is durable; tried again when the disk refused it before."""
         try:
-            self._outbox.submit([payload])
-        except OutboxError as error:
-            self._logger.warning("a next state is not recorded", turn_id=draft.event.turn_id, error=str(error))
-            return
-        self._emitted(draft)
+            await self._next_states.write(draft, trace_id)
+        except OutboxError:
+            self.metrics.increment("next_states_unrecorded_total")
+            return False
+        return True
 
-    def _emitted(self, draft: NextStateDraft) -> None:
-        event = draft.event
-        self._open.followed(event.session_id, event.turn_id)
-        self._recent[event.next_state_id] = None
-        while len(self._recent) > _RECENT_NEXT_STATES:
-            self._recent.popitem(last=False)
-        self.metrics.increment("next_states_total", kind=event.kind.value)
+    def _followed(self, draft: NextStateDraft) -> Callable[[], None]:
+        """The turn of a next state does not wait for one any more. Returns how to undo that."""
+        turn = self._open.followed(draft.event.session_id, draft.event.turn_id)
 
-    def _next_state_payload(self, draft: NextStateDraft, trace_id: str | None) -> bytes:
-        event = fitted_next_state(draft.event, self._settings.max_event_bytes)
-        fitted = NextStateDraft(event=event, place_known=draft.place_known)
-        traceparent = _traceparent(trace_id, event.next_state_id)
-        return encode_next_state(NextStateEntry(draft=fitted, traceparent=traceparent))
+        def undo() -> None:
+            if turn is not None:
+                self._open.add(turn, self._clock.monotonic_seconds())
 
-    def _session_end_payloads(self, turns: Sequence[KnownTurn]) -> list[bytes]:
-        now = self._clock.now()
-        return [self._next_state_payload(session_end(turn, now), None) for turn in turns]
-
-    # ---- turns
-
-    def _turn_payload(self, request: IncomingRequest, placed: Placed, turn: TurnEvent) -> tuple[KnownTurn, bytes]:
-        traceparent = _traceparent(request.trace_id, turn.turn_id)
-        record = self._turn_record(turn, traceparent)
-        size = len(record.value or b"")
-        if size > _MAX_TURN_BYTES:
-            turn = without_request(turn, f"the event has {size} bytes, the log takes {_MAX_TURN_BYTES}")
-            record = self._turn_record(turn, traceparent)
-        known = self._placer.known_turn(request, placed, turn)
-        return known, encode_turn(TurnEntry(record=record, known=known, traceparent=traceparent))
-
-    def _turn_record(self, turn: TurnEvent, traceparent: str | None) -> OutgoingRecord:
-        return encode(
-            turn,
-            topic=self._topics.turns,
-            key=turn.session_id,
-            event_id=turn.turn_id,
-            source=self._source,
-            traceparent=traceparent,
-        )
+        return undo
 
     async def _wait_for_other_gateways(self, request: IncomingRequest, placed: Placed) -> Placed:
         """The answer before this request may have been given by another gateway a moment ago."""
@@ -273,8 +235,6 @@ class GatewayConversations:
             placed = await self._in_thread(lambda: self._placer.place(request))
         return placed
 
-    # ---- recovery and idle sessions
-
     def _recover(self) -> None:
         """Own turns that are on disk and not in the index are found again at once."""
         if self._outbox.torn_bytes:
@@ -283,135 +243,11 @@ class GatewayConversations:
         for stored in self._outbox.replay():
             entry = decode_entry(stored.payload, where=f"outbox entry {stored.sequence}")
             if isinstance(entry, NextStateEntry):
-                self._recent[entry.draft.event.next_state_id] = None
+                self._next_states.remember(entry.draft.event.next_state_id)
             elif self._store.by_turn(entry.known.turn_id) is None:
                 self._index.add(entry.known)
                 turns += 1
         self._logger.info("outbox recovered", entries=self._outbox.undrained_entries, turns_not_indexed=turns)
 
-    async def _close_idle_sessions(self) -> None:
-        restored = False
-        while True:
-            await asyncio.sleep(self._settings.idle_check_seconds)
-            if self._follower.caught_up and not restored:
-                await self.restore_open_sessions()
-                restored = True
-            await self.close_idle_sessions()
-
-    async def close_idle_sessions(self) -> int:
-        """Ends the sessions that fell idle. Returns how many turns were given a next state of kind session_end."""
-        before = self._clock.monotonic_seconds() - self._settings.idle_limit_seconds
-        turns = self._open.close_idle(before)
-        return await self._end_turns(turns)
-
-    async def _end_turns(self, turns: Sequence[KnownTurn]) -> int:
-        ending = await self._in_thread(lambda: [turn for turn in turns if not self._index.has_child(turn.turn_id)])
-        if not ending:
-            return 0
-        payloads = await self._in_thread(lambda: self._session_end_payloads(ending))
-        try:
-            await asyncio.wrap_future(self._outbox.submit(payloads))
-        except OutboxError as error:
-            self._logger.warning("ends of sessions are not recorded", turns=len(ending), error=str(error))
-            return 0
-        await self._in_thread(lambda: self._store.mark_ended([turn.turn_id for turn in ending]))
-        self.metrics.increment("next_states_total", amount=len(ending), kind="session_end")
-        return len(ending)
-
-    async def restore_open_sessions(self) -> None:
-        """Turns that an earlier process of this gateway served and that nothing followed go on waiting, or end."""
-        limit = timedelta(seconds=self._settings.idle_limit_seconds)
-        while True:
-            turns = await self._in_thread(lambda: self._store.unfinished(_RESTORE_CHUNK))
-            now, monotonic = self._clock.now(), self._clock.monotonic_seconds()
-            old = [turn for turn in turns if now - turn.created_at > limit]
-            if len(old) < _RESTORE_CHUNK:
-                for turn in turns[len(old) :]:
-                    self._open.add(turn, monotonic)
-                await self._end_turns(old)
-                return
-            if await self._end_turns(old) == 0:
-                return
-
     async def _in_thread(self, call: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._executor, call)
-
-
-def build_conversations(
-    settings: GatewayLikeSettings,
-    bus: Bus,
-    clock: Clock,
-    id_source: IdSource,
-    metrics: Metrics,
-    logger: Logger,
-) -> GatewayConversations:
-    """Opens the files of this gateway and wires everything. `start` must be called next.
-
-    Raises SettingsError (profiles, secret) and OutboxError (used by another process, damaged).
-    """
-    own = settings.conversations
-    directory = settings.data_directory / settings.name / settings.kafka.namespace
-    source = f"gateway/{settings.name}"
-    namespace = settings.kafka.namespace
-    topics = GatewayTopics(
-        turns=full_name(namespace, TURNS),
-        next_states=full_name(namespace, NEXT_STATES),
-        turn_index=full_name(namespace, TURN_INDEX),
-        outbox=full_name(namespace, OUTBOX),
-    )
-    secret = load_or_create_secret(own.index_secret_file or settings.data_directory / "gateway-index-secret")
-    profiles = load_profiles(own.profiles_directory)
-    outbox = Outbox(
-        directory / "outbox",
-        max_bytes=own.outbox_max_bytes,
-        segment_bytes=own.outbox_segment_bytes,
-        new_id=lambda: str(id_source()),
-    )
-    store = TurnIndexStore(directory / "turn-index.sqlite", cache_bytes=own.index_cache_bytes)
-    index = TurnIndex(store)
-    follower = IndexFollower(
-        bus=bus,
-        topic=topics.turn_index,
-        source=source,
-        store=store,
-        index=index,
-        retention=timedelta(seconds=own.index_retention_seconds),
-        clock=clock,
-        logger=logger,
-    )
-    drain = OutboxDrain(
-        bus=bus,
-        outbox=outbox,
-        index=index,
-        follower=follower,
-        topics=topics,
-        gateway=settings.name,
-        source=source,
-        transactional_id=f"{namespace}.gateway.{settings.name}.outbox",
-        linger_seconds=own.drain_linger_seconds,
-        clock=clock,
-        metrics=metrics,
-        logger=logger,
-    )
-    return GatewayConversations(
-        settings=own,
-        source=source,
-        topics=topics,
-        placer=Placer(profiles=profiles, secret=secret, lookup_for=index.for_principal, id_source=id_source),
-        outbox=outbox,
-        store=store,
-        index=index,
-        follower=follower,
-        drain=drain,
-        clock=clock,
-        metrics=metrics,
-        logger=logger,
-    )
-
-
-def _traceparent(trace_id: str | None, cause: str) -> str | None:
-    """W3C trace context with the first 16 hexadecimal digits of the event's own id as the parent span."""
-    if trace_id is None or not _TRACE_ID.match(trace_id):
-        return None
-    span = cause.replace("-", "")[:16]
-    return f"00-{trace_id}-{span}-01" if re.fullmatch(r"[0-9a-f]{16}", span) else None

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
+from functools import partial
 
 from clawstream.clock import Clock
 from clawstream.engine.interface import EngineClient, GenerationChunk, GenerationRequest
@@ -31,6 +32,8 @@ from services.gateway.turn_record import build_turn
 
 _MAX_ATTEMPTS = 3
 """How many engines are tried before a request fails."""
+_LONG_TURN_TOKENS = 10_000
+"""Above it, packing the arrays leaves the event loop to other requests."""
 _ABORT_SECONDS = 2.0
 """How long the engine is given to take note that an answer is not wanted any more."""
 
@@ -257,7 +260,8 @@ class Generation:
 
     async def _record(self, placement: Placement, answer: ParsedAnswer, reason: str) -> bool:
         assert self._engine is not None
-        turn = build_turn(
+        build = partial(
+            build_turn,
             incoming=self._plan.incoming,
             placement=placement,
             prompt=self._plan.prompt,
@@ -272,6 +276,8 @@ class Generation:
             first_token_at=self._first_token_at,
             finished_at=self._clock.now(),
         )
+        tokens = len(self._plan.prompt.token_ids) + len(self._capture.token_ids)
+        turn = await asyncio.to_thread(build) if tokens > _LONG_TURN_TOKENS else build()
         recorded = await self._conversations.finish(self._plan.incoming, placement, turn)
         self._metrics.increment("turns_total", turn_type=turn.turn_type.value, finish_reason=turn.finish_reason)
         if turn.untrainable_reason is not None:

@@ -1,6 +1,8 @@
 """Sessions that this gateway serves: which turns nothing followed yet, and since when they are idle. Pure."""
 
+import math
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from services.gateway.known_turn import KnownTurn
@@ -30,11 +32,10 @@ class OpenSessions:
         """A main turn was finished: it waits for a next state."""
         self._touch(turn.session_id, now_seconds).waiting[turn.turn_id] = turn
 
-    def followed(self, session_id: str, turn_id: str) -> None:
-        """A turn got a next state."""
+    def followed(self, session_id: str, turn_id: str) -> KnownTurn | None:
+        """A turn got a next state. Returns it if it waited for one."""
         session = self._sessions.get(session_id)
-        if session is not None:
-            session.waiting.pop(turn_id, None)
+        return session.waiting.pop(turn_id, None) if session is not None else None
 
     def close(self, session_id: str) -> list[KnownTurn]:
         """Forgets a session and returns the turns that nothing followed."""
@@ -50,6 +51,15 @@ class OpenSessions:
                 break
             ended += self.close(session_id)
         return ended
+
+    def reopen_idle(self, turns: Iterable[KnownTurn]) -> None:
+        """Undoes `close_idle` for these turns: their sessions are the first to be found idle again."""
+        for turn in turns:
+            session = self._sessions.get(turn.session_id)
+            if session is None:
+                session = self._sessions[turn.session_id] = _OpenSession(-math.inf)
+                self._sessions.move_to_end(turn.session_id, last=False)
+            session.waiting[turn.turn_id] = turn
 
     def _touch(self, session_id: str, now_seconds: float) -> _OpenSession:
         session = self._sessions.setdefault(session_id, _OpenSession(now_seconds))

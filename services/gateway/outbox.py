@@ -5,28 +5,25 @@ whatever waits and syncs once for all of it, so that a hundred concurrent answer
 without gaps. They leave when the drain releases them.
 """
 
-import fcntl
 import os
 import threading
-from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from clawstream.durable_files import replace_file, sync_directory
+from clawstream.durable_files import sync_directory
 from clawstream.errors import OutboxError, OutboxFull
-from services.gateway.outbox_segments import (
-    FRAME_HEADER_BYTES,
-    SEGMENT_HEADER_BYTES,
-    frame,
-    list_segments,
-    read_frames,
-    scan_segment,
-    segment_header,
-    segment_path,
+from services.gateway.outbox_files import (
+    Sync,
+    lock_directory,
+    new_segment,
+    outbox_identity,
+    recover_segments,
+    write_at,
 )
+from services.gateway.outbox_segments import frame, read_frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,29 +32,6 @@ class OutboxEntry:
 
     sequence: int
     payload: bytes
-
-
-@dataclass(slots=True)
-class _Segment:
-    first_sequence: int
-    path: Path
-    size_bytes: int = SEGMENT_HEADER_BYTES
-    """Length of the synced part of the file."""
-    offsets: "array[int]" = field(default_factory=lambda: array("Q"))
-    """File offset of each entry."""
-
-    @property
-    def next_sequence(self) -> int:
-        return self.first_sequence + len(self.offsets)
-
-    def end_of(self, index: int) -> int:
-        """File offset after the entry at `index`."""
-        return self.offsets[index + 1] if index + 1 < len(self.offsets) else self.size_bytes
-
-    def bytes_from(self, sequence: int) -> int:
-        """Bytes of the entries from `sequence` on."""
-        index = max(0, sequence - self.first_sequence)
-        return self.size_bytes - self.offsets[index] if index < len(self.offsets) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +54,7 @@ class Outbox:
         max_bytes: int,
         segment_bytes: int,
         new_id: Callable[[], str],
-        sync: Callable[[int], None] = os.fdatasync,
+        sync: Sync = os.fdatasync,
     ) -> None:
         """Opens the outbox, or makes one, and recovers what it holds.
 
@@ -92,7 +66,7 @@ class Outbox:
         self._segment_bytes = segment_bytes
         self._sync = sync
         directory.mkdir(parents=True, exist_ok=True)
-        self._lock_descriptor = self._locked()
+        self._lock_descriptor = lock_directory(directory)
         self._state = threading.Condition()
         self._waiting: list[_Waiting] = []
         self._waiting_bytes = 0
@@ -105,8 +79,8 @@ class Outbox:
         self.torn_bytes = 0
         """What a crash had left of an unfinished append; cut off."""
         try:
-            self.outbox_id = self._identity(new_id)
-            self._segments = self._recover()
+            self.outbox_id = outbox_identity(directory, new_id)
+            self._segments, self.torn_bytes = recover_segments(directory, sync)
         except BaseException:
             os.close(self._lock_descriptor)
             raise
@@ -274,63 +248,6 @@ class Outbox:
     def _undrained_bytes(self) -> int:
         return sum(segment.bytes_from(self._released) for segment in self._segments)
 
-    # ---- opening
-
-    def _locked(self) -> int:
-        descriptor = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(descriptor)
-            raise OutboxError(
-                f"outbox {self._directory} is used by another process; give every gateway a name of its own"
-            ) from error
-        return descriptor
-
-    def _identity(self, new_id: Callable[[], str]) -> str:
-        file = self._directory / "identity"
-        if not file.exists():
-            replace_file(file, new_id().encode())
-        return file.read_text(encoding="ascii")
-
-    def _recover(self) -> list[_Segment]:
-        found = list_segments(self._directory)
-        segments: list[_Segment] = []
-        for number, (first_sequence, path) in enumerate(found):
-            content = scan_segment(path, first_sequence)
-            is_last = number == len(found) - 1
-            if segments and segments[-1].next_sequence != first_sequence:
-                raise OutboxError(f"{path}: entry {segments[-1].next_sequence} is missing before it")
-            if content.valid_bytes != content.file_bytes:
-                if not is_last:
-                    raise OutboxError(
-                        f"{path}: damaged at byte {content.valid_bytes}; acknowledged turns follow: restore the file, "
-                        "or move the folder away to go on without them"
-                    )
-                self.torn_bytes = content.file_bytes - content.valid_bytes
-            segment = _Segment(first_sequence=first_sequence, path=path)
-            for payload in content.payloads:
-                segment.offsets.append(segment.size_bytes)
-                segment.size_bytes += FRAME_HEADER_BYTES + len(payload)
-            if is_last and (content.valid_bytes != content.file_bytes or content.valid_bytes == 0):
-                _cut(path, segment.size_bytes, segment_header(first_sequence))
-            segments.append(segment)
-        if not segments:
-            segments.append(self._new_segment(0))
-        sync_directory(self._directory)
-        return segments
-
-    def _new_segment(self, first_sequence: int) -> _Segment:
-        path = segment_path(self._directory, first_sequence)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            _write_at(descriptor, segment_header(first_sequence), 0)
-            self._sync(descriptor)
-        finally:
-            os.close(descriptor)
-        sync_directory(self._directory)
-        return _Segment(first_sequence=first_sequence, path=path)
-
     # ---- the writer thread
 
     def _write_loop(self) -> None:
@@ -348,14 +265,14 @@ class Outbox:
     def _write_group(self, group: Sequence[_Waiting]) -> None:
         segment = self._segments[-1]
         if segment.size_bytes >= self._segment_bytes and segment.offsets:
-            segment = self._new_segment(segment.next_sequence)
+            segment = new_segment(self._directory, segment.next_sequence, self._sync)
             descriptor = os.open(segment.path, os.O_WRONLY)
             os.close(self._descriptor)
             self._descriptor = descriptor
             with self._state:
                 self._segments.append(segment)
         frames = [one for waiting in group for one in waiting.frames]
-        _write_at(self._descriptor, b"".join(frames), segment.size_bytes)
+        write_at(self._descriptor, b"".join(frames), segment.size_bytes)
         self._sync(self._descriptor)
         firsts: list[int] = []
         with self._state:
@@ -386,22 +303,3 @@ class Outbox:
             self._state.notify_all()
         for waiting in group:
             waiting.future.set_exception(OutboxError(f"outbox {self._directory}: {reason}"))
-
-
-def _write_at(descriptor: int, content: bytes, offset: int) -> None:
-    view = memoryview(content)
-    while view:
-        written = os.pwrite(descriptor, view, offset)
-        view = view[written:]
-        offset += written
-
-
-def _cut(path: Path, length: int, header: bytes) -> None:
-    """Leaves the first `length` bytes, with a whole header, and syncs."""
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        _write_at(descriptor, header, 0)
-        os.ftruncate(descriptor, length)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

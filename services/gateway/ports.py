@@ -70,7 +70,8 @@ class Conversations(Protocol):
     async def finish(self, request: IncomingRequest, placement: Placement, turn: TurnEvent) -> bool:
         """Writes the turn down. Returns when it is safe on disk: the last byte may then go to the client.
 
-        False means that the outbox is full and the turn was *not* recorded (`x-clawstream-recorded: false`).
+        False means that the outbox refused the turn, or what the request said of the turn before it
+        (`x-clawstream-recorded: false`).
         """
         ...
 

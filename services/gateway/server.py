@@ -23,7 +23,8 @@ from services.gateway.app import create_app
 from services.gateway.auth import Authenticator
 from services.gateway.chat import ChatLimits, ChatService
 from services.gateway.context_limit import ContextLimit
-from services.gateway.conversations import GatewayConversations, build_conversations
+from services.gateway.conversation_wiring import build_conversations
+from services.gateway.conversations import GatewayConversations
 from services.gateway.gate.gate import build_gate
 from services.gateway.settings import GatewaySettings
 

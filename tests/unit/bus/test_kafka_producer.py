@@ -10,7 +10,14 @@ from confluent_kafka import KafkaError, KafkaException
 from clawstream.bus.interface import OutgoingRecord
 from clawstream.bus.kafka_producer import KafkaTransactionalProducer
 from clawstream.bus.kafka_properties import SLOW_END_OF_TRANSACTION_SECONDS, TRANSACTION_TIMEOUT_SECONDS
-from clawstream.errors import FatalBusError, Fenced, RecordRejected, TransactionAbortable, TransactionOutcomeUnknown
+from clawstream.errors import (
+    FatalBusError,
+    Fenced,
+    RecordRejected,
+    TransactionAbortable,
+    TransactionOutcomeUnknown,
+    TransactionTimedOut,
+)
 
 
 class FakeLibrdkafka:
@@ -178,3 +185,31 @@ def test_a_call_that_never_returns_is_fatal() -> None:
         producer.commit()
     assert producer.needs_replacement
     released.set()
+
+
+@pytest.mark.parametrize(
+    ("open_seconds", "expected"),
+    [(TRANSACTION_TIMEOUT_SECONDS - 0.1, Fenced), (TRANSACTION_TIMEOUT_SECONDS + 0.1, TransactionTimedOut)],
+)
+def test_a_fence_after_the_timeout_is_told_apart(open_seconds: float, expected: type[Exception]) -> None:
+    fake = FakeLibrdkafka()
+    producer = producer_over(fake)
+    producer.begin()
+    fake.now += open_seconds
+    fake.errors["commit"] = [KafkaError(KafkaError._FENCED, "fenced", fatal=True)]
+    with pytest.raises(Fenced) as caught:
+        producer.commit()
+    assert type(caught.value) is expected
+
+
+def test_a_fence_of_the_next_transaction_is_measured_from_its_own_begin() -> None:
+    fake = FakeLibrdkafka()
+    producer = producer_over(fake)
+    producer.begin()
+    fake.now += TRANSACTION_TIMEOUT_SECONDS - 1
+    producer.commit()
+    fake.now += TRANSACTION_TIMEOUT_SECONDS
+    fake.errors["begin"] = [KafkaError(KafkaError._FENCED, "fenced", fatal=True)]
+    with pytest.raises(Fenced) as caught:
+        producer.begin()
+    assert type(caught.value) is Fenced

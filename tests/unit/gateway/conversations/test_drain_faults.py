@@ -1,17 +1,23 @@
 """Whatever fails while the outbox is drained, every entry is on the log once, in order."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from clawstream.bus.interface import Record
 from clawstream.bus.memory import MemoryBus
+from clawstream.bus.memory_consumer import MemoryConsumer
+from clawstream.clock import SystemClock
 from clawstream.codec import decode_as
-from clawstream.errors import BrokerUnavailable, Fenced, TransactionAbortable
+from clawstream.errors import BrokerUnavailable, Fenced, TransactionAbortable, TransactionTimedOut
 from clawstream.topics import NEXT_STATES, OUTBOX, TURN_INDEX, TURNS
 from schemas.events import NextStateEvent, OutboxPositionEvent, TurnEvent, TurnIndexEvent
-from tests.fixtures.conversations import assistant, create_topics, records_of, running_gateway, user
+from services.gateway import drain
+from services.gateway.outbox_position import position_record
+from tests.fixtures.conversations import assistant, create_topics, records_of, running_gateway, until, user
 
 GIVE_UP_SECONDS = 30.0
 
@@ -84,6 +90,125 @@ async def test_whoever_takes_the_name_stops_the_old_one(tmp_path: Path) -> None:
         assert not gateway.conversations.drain.wait_until_drained(GIVE_UP_SECONDS)
         assert isinstance(gateway.conversations.failure, Fenced)
         assert not gateway.conversations.is_ready()
+
+
+TRANSACTIONAL_ID = "clawstream.gateway.gateway-0.outbox"
+
+
+class BrokerEndsTransaction:
+    """At the n-th commit: the broker has ended the transaction, because it was open for too long, and fenced us."""
+
+    def __init__(self, bus: MemoryBus, commit: int, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self._bus = bus
+        self._left = commit
+        self._meanwhile = meanwhile
+
+    def __call__(self, operation: str, when: str) -> None:
+        if (operation, when) != ("commit", "before"):
+            return
+        self._left -= 1
+        if self._left == 0:
+            self._bus.set_fault(None)
+            # Raises the epoch and aborts what is open, as the broker does.
+            self._bus.transactional_producer(TRANSACTIONAL_ID).close()
+            self._meanwhile()
+            raise TransactionTimedOut("open for longer than its timeout")
+
+
+@pytest.mark.parametrize("commit", [1, 2, 3])
+async def test_a_transaction_that_outlived_its_timeout_is_sent_again(tmp_path: Path, commit: int) -> None:
+    bus = MemoryBus()
+    create_topics(bus)
+    bus.set_fault(BrokerEndsTransaction(bus, commit))
+    check_log(bus, await converse(bus, tmp_path))
+
+
+async def test_who_took_the_name_during_a_transaction_that_outlived_its_timeout_keeps_it(tmp_path: Path) -> None:
+    bus = MemoryBus()
+    create_topics(bus)
+
+    def another_process_starts() -> None:
+        producer = bus.transactional_producer(TRANSACTIONAL_ID)
+        producer.begin()
+        producer.produce(
+            position_record(
+                topic="clawstream.outbox.v1",
+                gateway="gateway-0",
+                source="gateway/gateway-0",
+                outbox_id="another outbox",
+                next_sequence=0,
+                clock=SystemClock(),
+            )
+        )
+        producer.commit()
+        producer.close()
+
+    async with running_gateway(bus, tmp_path) as gateway:
+        await gateway.answer([user("a")], "b")
+        assert gateway.conversations.drain.wait_until_drained(GIVE_UP_SECONDS)
+        bus.set_fault(BrokerEndsTransaction(bus, 1, another_process_starts))
+        await gateway.answer([user("c")], "d")
+        await until(lambda: gateway.conversations.failure is not None)
+        assert isinstance(gateway.conversations.failure, Fenced)
+        assert "another outbox" in str(gateway.conversations.failure)
+    assert len(records_of(bus, TURNS)) == 1
+
+
+async def test_a_process_writes_whose_outbox_it_drains_before_anything_else(tmp_path: Path) -> None:
+    bus = MemoryBus()
+    create_topics(bus)
+    async with running_gateway(bus, tmp_path / "old-disk"):
+        await until(lambda: len(records_of(bus, OUTBOX)) == 1)
+    async with running_gateway(bus, tmp_path / "new-disk"):
+        await until(lambda: len(records_of(bus, OUTBOX)) == 2)
+    async with running_gateway(bus, tmp_path / "new-disk") as gateway:
+        await gateway.answer([user("a")], "b")
+    old, new, drained = (decode_as(record, OutboxPositionEvent) for record in records_of(bus, OUTBOX))
+    assert old.outbox_id != new.outbox_id == drained.outbox_id
+    assert (old.next_sequence, new.next_sequence, drained.next_sequence) == (0, 0, 1)
+
+
+async def test_no_transaction_is_open_while_the_index_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = MemoryBus()
+    create_topics(bus)
+    async with running_gateway(bus, tmp_path, close_drain_seconds=0) as gateway:
+        await until(gateway.conversations.is_ready)
+        bus.set_available(False)
+        first = await gateway.answer([user("a")], "the first answer of all")
+        await gateway.answer([user("a"), assistant("the first answer of all"), user("b")], "the second answer of all")
+    bus.set_available(True)
+
+    def only_the_first_turn(operation: str, when: str) -> None:
+        if (operation, when) == ("begin", "before") and records_of(bus, TURNS):
+            raise BrokerUnavailable("injected")
+
+    bus.set_fault(only_the_first_turn)
+    monkeypatch.setattr(drain, "_MAX_ENTRIES", 1)
+    async with running_gateway(bus, tmp_path, close_drain_seconds=0) as gateway:
+        await until(lambda: len(records_of(bus, TURNS)) == 1)
+    (tmp_path / "gateway-0" / "clawstream" / "turn-index.sqlite").unlink()
+
+    begun: list[str] = []
+    index_is_loaded = threading.Event()
+    consume = MemoryConsumer.consume
+
+    def consume_late(consumer: MemoryConsumer, max_records: int, timeout_seconds: float) -> list[Record]:
+        if threading.current_thread().name == "index-follower":
+            index_is_loaded.wait(GIVE_UP_SECONDS)
+        return consume(consumer, max_records, timeout_seconds)
+
+    monkeypatch.setattr(MemoryConsumer, "consume", consume_late)
+    bus.set_fault(lambda operation, when: begun.append(operation) if operation == "begin" else None)
+    async with running_gateway(bus, tmp_path) as gateway:
+        assert not gateway.conversations.drain.wait_until_drained(0.3)
+        assert begun == []
+        index_is_loaded.set()
+        assert gateway.conversations.drain.wait_until_drained(GIVE_UP_SECONDS)
+    assert begun
+    (state,) = (decode_as(record, NextStateEvent) for record in records_of(bus, NEXT_STATES))
+    assert state.turn_id == first.turn_id
 
 
 async def test_a_lost_disk_starts_a_new_outbox(tmp_path: Path) -> None:

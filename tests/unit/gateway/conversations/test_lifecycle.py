@@ -15,8 +15,8 @@ from clawstream.topics import NEXT_STATES, TURNS
 from schemas.events import NextStateEvent, TurnEvent
 from schemas.events.next_state import NextStateKind
 from schemas.events.turn import UntrainableReason
-from services.gateway.conversations import GatewayConversations
 from services.gateway.event_size import fitted_next_state
+from services.gateway.idle_sessions import IdleSessions
 from services.gateway.index_secret import load_or_create_secret
 from services.gateway.open_sessions import OpenSessions
 from services.gateway.turn_index_store import TurnIndexStore
@@ -58,11 +58,11 @@ async def test_an_idle_session_ends_once(bus: MemoryBus, tmp_path: Path) -> None
         clock.advance(60)
         young = await gateway.answer([user("b")], "young answer")
         clock.advance(60)
-        assert await gateway.conversations.close_idle_sessions() == 1
-        assert await gateway.conversations.close_idle_sessions() == 0
+        assert await gateway.conversations.idle_sessions.close_idle() == 1
+        assert await gateway.conversations.idle_sessions.close_idle() == 0
         late = await gateway.answer([user("a"), assistant("old answer"), user("still there?")], "yes")
         clock.advance(1000)
-        assert await gateway.conversations.close_idle_sessions() == 2
+        assert await gateway.conversations.idle_sessions.close_idle() == 2
     assert late.parent_turn_id == old.turn_id
     assert kinds(bus) == {
         old.turn_id: [NextStateKind.SESSION_END, NextStateKind.REPLY],
@@ -79,7 +79,7 @@ async def test_a_turn_with_feedback_is_not_ended(bus: MemoryBus, tmp_path: Path)
             "alice", turn.response_id, feedback_id="f", score=1.0, text=None, source="user"
         )
         clock.advance(10_000)
-        assert await gateway.conversations.close_idle_sessions() == 0
+        assert await gateway.conversations.idle_sessions.close_idle() == 0
     assert kinds(bus) == {turn.turn_id: [NextStateKind.FEEDBACK]}
 
 
@@ -94,7 +94,7 @@ async def test_a_turn_that_went_on_at_another_gateway_is_not_ended(bus: MemoryBu
             assert second.parent_turn_id == first.turn_id
         await until(one.conversations.sees_other_gateways)
         clock.advance(10_000)
-        assert await one.conversations.close_idle_sessions() == 0
+        assert await one.conversations.idle_sessions.close_idle() == 0
 
 
 async def test_a_restart_goes_on_waiting_for_old_turns(bus: MemoryBus, tmp_path: Path) -> None:
@@ -107,14 +107,14 @@ async def test_a_restart_goes_on_waiting_for_old_turns(bus: MemoryBus, tmp_path:
     for expected in (1, 1):  # The second restart does not end the old turn again.
         async with running_gateway(bus, tmp_path, clock=clock) as gateway:
             await until(gateway.conversations.is_ready)
-            await gateway.conversations.restore_open_sessions()
+            await gateway.conversations.idle_sessions.restore()
         assert len(kinds(bus)[old.turn_id]) == expected
         assert young.turn_id not in kinds(bus)
     async with running_gateway(bus, tmp_path, clock=clock) as gateway:
         await until(gateway.conversations.is_ready)
-        await gateway.conversations.restore_open_sessions()
+        await gateway.conversations.idle_sessions.restore()
         clock.advance(10_000)
-        assert await gateway.conversations.close_idle_sessions() == 1
+        assert await gateway.conversations.idle_sessions.close_idle() == 1
 
 
 async def test_turns_left_in_the_outbox_are_known_after_a_restart_without_a_broker(
@@ -253,10 +253,10 @@ async def test_an_index_that_cannot_be_written_is_a_failure_of_the_gateway(
 async def test_sessions_that_cannot_be_ended_are_a_failure_of_the_gateway(
     bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refuse(_: GatewayConversations) -> int:
+    async def refuse(_: IdleSessions) -> int:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(GatewayConversations, "close_idle_sessions", refuse)
+    monkeypatch.setattr(IdleSessions, "close_idle", refuse)
     async with running_gateway(bus, tmp_path, idle_check_seconds=0.01) as gateway:
         await until(lambda: gateway.conversations.failure is not None)
         assert isinstance(gateway.conversations.failure, OSError)
