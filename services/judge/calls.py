@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from clawstream.clock import Clock
 from clawstream.errors import EngineBusy, EngineRejected, EngineTimeout, EngineUnavailable
 from clawstream.metrics import Metrics
-from services.judge.backends.interface import ModelAnswer, ModelBackend
+from services.judge.backends.interface import HintBackend, ModelAnswer, ModelBackend
 
 TRANSIENT_STATUSES: Final = frozenset({401, 402, 403, 404, 408, 409, 425, 429})
 """4xx that say nothing about the request: a wrong key, a spent budget, a missing model. Somebody will mend it."""
@@ -49,7 +49,9 @@ class ModelCaller:
         self._uniform = uniform
         self._sleep = sleep
 
-    async def call(self, backend: ModelBackend, request: Mapping[str, JsonValue]) -> tuple[ModelAnswer, float]:
+    async def call(
+        self, backend: ModelBackend | HintBackend, request: Mapping[str, JsonValue]
+    ) -> tuple[ModelAnswer, float]:
         """The answer, and how many seconds the successful call took.
 
         Raises EngineUnavailable for an outage (also for 4xx that are not the request's fault), EngineTimeout when no
@@ -67,7 +69,9 @@ class ModelCaller:
                 ceiling_seconds = min(2 * ceiling_seconds, self._policy.longest_delay_seconds)
         raise AssertionError("a retry policy has at least one attempt")
 
-    async def _once(self, backend: ModelBackend, request: Mapping[str, JsonValue]) -> tuple[ModelAnswer, float]:
+    async def _once(
+        self, backend: ModelBackend | HintBackend, request: Mapping[str, JsonValue]
+    ) -> tuple[ModelAnswer, float]:
         async with self._slots:
             started = self._clock.monotonic_seconds()
             try:
