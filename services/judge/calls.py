@@ -4,7 +4,6 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from pydantic import JsonValue
 
@@ -12,9 +11,6 @@ from clawstream.clock import Clock
 from clawstream.errors import EngineBusy, EngineRejected, EngineTimeout, EngineUnavailable
 from clawstream.metrics import Metrics
 from services.judge.backends.interface import HintBackend, ModelAnswer, ModelBackend
-
-TRANSIENT_STATUSES: Final = frozenset({401, 402, 403, 404, 408, 409, 425, 429})
-"""4xx that say nothing about the request: a wrong key, a spent budget, a missing model. Somebody will mend it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +73,7 @@ class ModelCaller:
             try:
                 answer = await backend.call(request)
             except EngineRejected as error:
-                if error.status in TRANSIENT_STATUSES:
+                if error.may_be_mended:
                     raise EngineUnavailable(str(error)) from error
                 raise
             seconds = self._clock.monotonic_seconds() - started
