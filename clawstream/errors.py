@@ -25,6 +25,7 @@
     │   ├── EngineProtocolError  the engine answered what its contract does not allow
     │   └── NoEngineReady        no engine may serve now; carries retry_after_seconds
     ├── RequestRefused           a client's request cannot be served; carries the OpenAI-shaped answer
+    ├── TeacherUnfit             an engine cannot be the teacher of this policy
     ├── WeightsError             published weights are torn, missing or cannot be loaded
     ├── GateDeposed              another gateway commands the engines by now; stop commanding
     ├── RetryLater               an input cannot be handled now (an outage); it stays unresolved
@@ -153,6 +154,12 @@ class EngineRejected(EngineError, ValueError):  # noqa: N818
         self.status = status
         self.body = body
 
+    @property
+    def may_be_mended(self) -> bool:
+        """Whether the status says nothing about the request: a wrong key, a spent budget, a missing model, too much at
+        once. Somebody will mend it, and the same request can then succeed."""
+        return self.status in (401, 402, 403, 404, 408, 409, 425, 429)
+
 
 class EngineTimeout(EngineError, TimeoutError):  # noqa: N818
     """A deadline passed while the engine was connecting, silent or busy."""
@@ -193,6 +200,10 @@ class RequestRefused(ClawstreamError):  # noqa: N818
         self.code = code
         self.parameter = parameter
         self.retry_after_seconds = retry_after_seconds
+
+
+class TeacherUnfit(ClawstreamError):  # noqa: N818
+    """An engine cannot be the teacher of this policy: another vocabulary, no prompt log-probs, too short a context."""
 
 
 class WeightsError(ClawstreamError):

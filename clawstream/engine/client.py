@@ -17,7 +17,7 @@ from clawstream.engine.interface import (
     PauseMode,
     ScoredTokens,
 )
-from clawstream.engine.wire import ChunkReader, parse_scores, parse_weight_version
+from clawstream.engine.wire import ChunkReader, parse_scores, parse_token_texts, parse_weight_version
 from clawstream.errors import EngineError, EngineProtocolError, EngineRejected, EngineTimeout, EngineUnavailable
 
 _MAX_ERROR_CHARACTERS = 2000
@@ -114,7 +114,9 @@ class HttpEngineClient:
             raise EngineProtocolError(f"engine {self._name}: /generate answered without text or meta_info")
         return text, cast("dict[str, Any]", meta)
 
-    async def score(self, prompt_ids: Sequence[int], response_ids: Sequence[int], *, top_k: int = 0) -> ScoredTokens:
+    async def score(
+        self, prompt_ids: Sequence[int], response_ids: Sequence[int], *, top_k: int = 0, given_ids: Sequence[int] = ()
+    ) -> ScoredTokens:
         if not prompt_ids:
             raise ValueError("the first token of a sequence has no log-prob: prompt_ids must not be empty")
         answer = await self._post(
@@ -126,10 +128,28 @@ class HttpEngineClient:
                 "logprob_start_len": len(prompt_ids) - 1,
                 "top_logprobs_num": top_k,
                 "stream": False,
+                **({"token_ids_logprob": list(given_ids)} if given_ids else {}),
             },
             self._timeouts.call_seconds,
         )
-        return parse_scores(answer, response_ids, top_k, self._name)
+        return parse_scores(
+            answer, response_ids, self._name, top_k=top_k, given_ids=given_ids, last_prompt_id=prompt_ids[-1]
+        )
+
+    async def token_texts(self, token_ids: Sequence[int]) -> list[str | None]:
+        answer = await self._post(
+            "/generate",
+            {
+                "input_ids": list(token_ids),
+                "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+                "return_logprob": True,
+                "logprob_start_len": 0,
+                "return_text_in_logprobs": True,
+                "stream": False,
+            },
+            self._timeouts.call_seconds,
+        )
+        return parse_token_texts(answer, token_ids, self._name)
 
     async def model_information(self) -> ModelInformation:
         information = await self._get("/model_info", self._timeouts.control_seconds)

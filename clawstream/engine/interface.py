@@ -67,6 +67,10 @@ class ScoredTokens:
     """[response_tokens, k] in nats."""
     weight_version: int | None
     """The version that the engine reported, if any."""
+    given_logprobs: list[list[float]] | None = None
+    """[response_tokens, given] in nats: of the ids that were given, in their order; None when none were."""
+    engine: str = ""
+    """Name of the engine that answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +102,17 @@ class EngineClient(Protocol):
         """A whole answer as text, with the engine's meta information. For judges."""
         ...
 
-    async def score(self, prompt_ids: Sequence[int], response_ids: Sequence[int], *, top_k: int = 0) -> ScoredTokens:
-        """Log-probs of `response_ids` after `prompt_ids`, at temperature 1, aligned by echoed id."""
+    async def score(
+        self, prompt_ids: Sequence[int], response_ids: Sequence[int], *, top_k: int = 0, given_ids: Sequence[int] = ()
+    ) -> ScoredTokens:
+        """Log-probs of `response_ids` after `prompt_ids`, at temperature 1, aligned by echoed id.
+
+        `top_k` asks for the likeliest ids at every token too; `given_ids`, all different, for the log-probs of those.
+        """
+        ...
+
+    async def token_texts(self, token_ids: Sequence[int]) -> list[str | None]:
+        """What the engine's own tokenizer says that each id means; None where it does not say."""
         ...
 
     async def model_information(self) -> ModelInformation:

@@ -120,41 +120,89 @@ class ChunkReader:
         ]
 
 
-def parse_scores(answer: Json, response_ids: Sequence[int], top_k: int, engine: str) -> ScoredTokens:
+def parse_scores(
+    answer: Json,
+    response_ids: Sequence[int],
+    engine: str,
+    *,
+    top_k: int = 0,
+    given_ids: Sequence[int] = (),
+    last_prompt_id: int | None = None,
+) -> ScoredTokens:
     """Log-probs of given tokens, from a call with `logprob_start_len` at the last token before them.
 
-    The first entry is always null: nothing precedes it. Raises EngineProtocolError when an echoed id differs, a
-    log-prob is missing or not finite, or the numbers of entries do not fit.
+    The first entry is always null: nothing precedes it. Every echoed id is compared, that of the first entry too when
+    `last_prompt_id` is given, so that nothing can be off by one. Raises EngineProtocolError, which names the position,
+    when an echoed id differs, a log-prob is missing or not finite, or the numbers of entries do not fit.
     """
     meta = cast("Json", answer.get("meta_info") or {})
-    entries = cast("Sequence[Sequence[Any]]", meta.get("input_token_logprobs") or ())[1:]
-    if len(entries) != len(response_ids):
+    entries = cast("Sequence[Sequence[Any]]", meta.get("input_token_logprobs") or ())
+    if len(entries) != len(response_ids) + 1:
         raise EngineProtocolError(
-            f"engine {engine}: asked to score {len(response_ids)} tokens, got {len(entries)} log-probs"
+            f"engine {engine}: asked to score {len(response_ids)} tokens, got {max(len(entries) - 1, 0)} log-probs"
+        )
+    if last_prompt_id is not None and entries[0][1] != last_prompt_id:
+        raise EngineProtocolError(
+            f"engine {engine}: scoring began after id {entries[0][1]}, but the prompt ends with {last_prompt_id}"
         )
     logprobs: list[float] = []
-    for index, (entry, expected_id) in enumerate(zip(entries, response_ids, strict=True)):
+    for index, (entry, expected_id) in enumerate(zip(entries[1:], response_ids, strict=True)):
         if entry[1] != expected_id:
             raise EngineProtocolError(
                 f"engine {engine}: scored id {entry[1]} at token {index}, asked for {expected_id}"
             )
-        if entry[0] is None or not math.isfinite(entry[0]):
-            raise EngineProtocolError(f"engine {engine}: log-prob of token {index} is {entry[0]}")
-        logprobs.append(float(entry[0]))
+        logprobs.append(_finite(entry[0], index, engine))
     top_ids: list[list[int]] | None = None
     top_logprobs: list[list[float]] | None = None
     if top_k:
-        rows = cast("Sequence[Sequence[Sequence[Any]]]", meta.get("input_top_logprobs") or ())[1:]
-        if len(rows) != len(response_ids) or any(row is None or len(row) != top_k for row in rows):  # pyright: ignore[reportUnnecessaryComparison] - it is JSON
-            raise EngineProtocolError(
-                f"engine {engine}: asked for the top {top_k} at {len(response_ids)} tokens, got {len(rows)} rows"
-            )
+        rows = _rows(meta, "input_top_logprobs", len(response_ids), top_k, engine)
         top_ids = [[int(entry[1]) for entry in row] for row in rows]
-        top_logprobs = [[float(entry[0]) for entry in row] for row in rows]
+        top_logprobs = [[_finite(entry[0], index, engine) for entry in row] for index, row in enumerate(rows)]
+    given_logprobs: list[list[float]] | None = None
+    if given_ids:
+        rows = _rows(meta, "input_token_ids_logprobs", len(response_ids), len(given_ids), engine)
+        by_id = [{int(entry[1]): _finite(entry[0], index, engine) for entry in row} for index, row in enumerate(rows)]
+        missing = next((index for index, row in enumerate(by_id) if not row.keys() >= set(given_ids)), None)
+        if missing is not None:
+            raise EngineProtocolError(f"engine {engine}: log-probs of other ids than the given ones at token {missing}")
+        given_logprobs = [[row[token_id] for token_id in given_ids] for row in by_id]
     return ScoredTokens(
         token_ids=list(response_ids),
         logprobs=logprobs,
         top_ids=top_ids,
         top_logprobs=top_logprobs,
         weight_version=parse_weight_version(meta.get("weight_version")),
+        given_logprobs=given_logprobs,
+        engine=engine,
     )
+
+
+def parse_token_texts(answer: Json, token_ids: Sequence[int], engine: str) -> list[str | None]:
+    """Third fields of the log-prob entries of all input tokens. Raises EngineProtocolError when ids differ."""
+    meta = cast("Json", answer.get("meta_info") or {})
+    entries = cast("Sequence[Sequence[Any]]", meta.get("input_token_logprobs") or ())
+    echoed = [entry[1] for entry in entries]
+    if echoed != list(token_ids):
+        raise EngineProtocolError(
+            f"engine {engine}: it gives no log-probs of prompt tokens: {len(token_ids)} ids were sent, "
+            f"{len(echoed)} came back{'' if len(echoed) != len(token_ids) else ', others'}"
+        )
+    return [entry[2] if len(entry) > 2 and isinstance(entry[2], str) else None for entry in entries]
+
+
+def _finite(value: float | None, index: int, engine: str) -> float:
+    if value is None or not math.isfinite(value):
+        raise EngineProtocolError(f"engine {engine}: log-prob of token {index} is {value}")
+    return float(value)
+
+
+def _rows(meta: Json, field_name: str, tokens: int, width: int, engine: str) -> Sequence[Sequence[Sequence[Any]]]:
+    """Rows of several entries for each response token: those after the null one of the last prompt token."""
+    rows = cast("Sequence[Sequence[Sequence[Any]] | None]", meta.get(field_name) or ())[1:]
+    found = [row for row in rows if row is not None and len(row) == width]
+    if len(found) != tokens or len(rows) != tokens:
+        raise EngineProtocolError(
+            f"engine {engine}: {field_name}: expected {tokens} rows of {width} entries, got {len(rows)} rows, of which "
+            f"{len(found)} are whole"
+        )
+    return found

@@ -72,6 +72,11 @@ class ChatRenderer(Protocol):
         ...
 
     @property
+    def vocabulary_fingerprint(self) -> str:
+        """The same without the chat template: models that share it mean the same by the same ids."""
+        ...
+
+    @property
     def stop_token_ids(self) -> list[int]:
         """Ids that end an assistant message."""
         ...

@@ -85,6 +85,10 @@ class PackageRenderer:
         return self._tokenizer.fingerprint
 
     @property
+    def vocabulary_fingerprint(self) -> str:
+        return self._tokenizer.vocabulary_fingerprint
+
+    @property
     def max_position_embeddings(self) -> int | None:
         """Longest sequence that the model was made for, if its configuration says so."""
         return self._tokenizer.max_position_embeddings

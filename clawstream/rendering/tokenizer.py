@@ -24,6 +24,8 @@ class LoadedTokenizer:
     """transformers' PreTrainedTokenizerFast: chat template, encode."""
     fingerprint: str
     """sha256 in hexadecimal over vocabulary, special tokens and chat template."""
+    vocabulary_fingerprint: str
+    """The same over vocabulary and special tokens alone: models that share it mean the same by the same ids."""
     model_type: str
     """`model_type` of config.json, or ""."""
     max_position_embeddings: int | None
@@ -81,6 +83,7 @@ def load_tokenizer(directory: Path) -> LoadedTokenizer:
     return LoadedTokenizer(
         hugging_face=tokenizer,
         fingerprint=_fingerprint(vocabulary, special_ids, tokenizer.chat_template),
+        vocabulary_fingerprint=_fingerprint(vocabulary, special_ids, None),
         model_type=str(config.get("model_type", "")),
         max_position_embeddings=config.get("max_position_embeddings"),
         end_of_sequence_ids=list(dict.fromkeys([*own, *listed])),

@@ -33,14 +33,49 @@ class TeacherSignal(Part):
     """int32 [response_tokens, k]: the teacher's k likeliest ids."""
     top_logprobs: NumberArray | None = None
     """float32 [response_tokens, k] in nats."""
+    support_ids: NumberArray | None = None
+    """int32 [response_tokens, k]: the student's k likeliest ids when the teacher looked, for losses on those."""
+    support_logprobs: NumberArray | None = None
+    """float32 [response_tokens, k] in nats: the teacher's log-probs of `support_ids`."""
     hint: str
-    """The hint that was used; empty for a teacher without one."""
+    """The hint that was used; empty for a teacher without one. With several, that of the most tokens."""
     hint_source: str
     """`user` or `judge`."""
+    hints: list[str] = Field(default=[])
+    """All hints that were used, when every token has one of its own; else empty."""
+    hint_of_token: NumberArray | None = None
+    """int32 [response_tokens]: index into `hints`."""
+    selection: str = ""
+    """How the hint was chosen: `longest`, `sequence_optimal`..., or an import path."""
     model: str
     """Name and revision of the teacher."""
     engine: str
     """What computed the log-probs."""
+
+    @model_validator(mode="after")
+    def _shapes_agree(self) -> "TeacherSignal":
+        tokens = self.logprobs.element_count
+        pairs = (("top", self.top_ids, self.top_logprobs), ("support", self.support_ids, self.support_logprobs))
+        for name, ids, logprobs in pairs:
+            shapes = (None if ids is None else ids.shape, None if logprobs is None else logprobs.shape)
+            if shapes[0] != shapes[1] or (shapes[0] is not None and (len(shapes[0]) != 2 or shapes[0][0] != tokens)):
+                raise ValueError(f"teacher: {name} ids and log-probs have shapes {shapes}, not [{tokens}, k] both")
+        if self.hint_of_token is not None and self.hint_of_token.shape != [tokens]:
+            raise ValueError(f"teacher: hint_of_token has shape {self.hint_of_token.shape}, not [{tokens}]")
+        return self
+
+
+class TeacherRequest(Part):
+    """What a teacher inside the trainer is to compute: the log-probs of the response under this prompt."""
+
+    prompt_ids: NumberArray
+    """int32 [hinted_prompt_tokens]."""
+    hint: str
+    """The hint in that prompt."""
+    hint_source: str
+    """`user` or `judge`."""
+    selection: str = ""
+    """How the hint was chosen."""
 
 
 class SampleEvent(Event):
@@ -86,6 +121,9 @@ class SampleEvent(Event):
     """A judge's reward for this step of a rollout, kept apart from the outcome."""
     teacher: TeacherSignal | None = None
     """The distillation component's signal; null when the sample has none."""
+    teacher_request: TeacherRequest | None = None
+    """In place of `teacher`, when the trainer's own frozen copy of the model is the teacher: it computes the log-probs.
+    A trainer without such a copy has no distillation component for this sample."""
     rollout: RolloutPosition | None = None
     """Position in an environment's rollout, if any."""
     tokenizer_fingerprint: str
@@ -106,6 +144,8 @@ class SampleEvent(Event):
             raise ValueError(f"sample {self.sample_id}: prompt and response need at least one token each")
         if not self.version_spans or self.version_spans[-1].end != tokens:
             raise ValueError(f"sample {self.sample_id}: version spans do not cover {tokens} tokens")
-        if self.reward is None and self.teacher is None:
+        if self.teacher is not None and self.teacher_request is not None:
+            raise ValueError(f"sample {self.sample_id}: a teacher's signal and a request for one")
+        if self.reward is None and self.teacher is None and self.teacher_request is None:
             raise ValueError(f"sample {self.sample_id}: neither a reward nor a teacher's signal")
         return self

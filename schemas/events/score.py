@@ -36,6 +36,25 @@ class Vote(Part):
         return self
 
 
+class HintVote(Part):
+    """One look for a hint. `useful` false is a vote too: what followed holds no hint."""
+
+    vote: int = Field(ge=0)
+    """Number of the vote."""
+    useful: bool | None = None
+    """Whether there was a hint to be had; null when the vote abstained."""
+    abstention: str | None = None
+    """Why there is neither: as for a verdict vote, or `no_hint`, `two_hints` when the answer's form was broken."""
+    call_id: str | None = None
+    """The ledger entry with the raw answer."""
+
+    @model_validator(mode="after")
+    def _answer_or_reason(self) -> "HintVote":
+        if (self.useful is None) == (self.abstention is None):
+            raise ValueError("a hint vote has either an answer or the reason for abstaining")
+        return self
+
+
 class Hint(Part):
     """What the answer should have known, in words."""
 
@@ -67,7 +86,7 @@ class ScoreEvent(Event):
     principal: str = Field(min_length=1)
     """Whom the API key belongs to."""
     judge_spec_hash: str = Field(min_length=1)
-    """Identifies backend, model, prompt, sampling and parser."""
+    """Identifies backend, model, prompts, sampling and parser."""
     promotion_epoch: int = Field(default=0, ge=0)
     """How often the active judge spec had been changed. The first part of a sample's revision."""
     explicit: bool = False
@@ -83,7 +102,9 @@ class ScoreEvent(Event):
     votes: list[Vote] = Field(default=[])
     """Every vote, also those that abstained."""
     hints: list[Hint] = Field(default=[])
-    """Every hint, in the order of the votes, the user's words first."""
+    """Every hint, in the order of the votes, the user's words first. Equal ones are listed once."""
+    hint_votes: list[HintVote] = Field(default=[])
+    """Every hint vote, also those without a hint."""
     judged_at: AwareDatetime
     """When judging ended."""
     judge_seconds: float = Field(default=0.0, ge=0)

@@ -25,6 +25,8 @@ class PromptReport:
     """[prompt_tokens - start] in nats at temperature 1; the first is None. Empty when none were asked for."""
     top_logprobs: list[TopLogprobs | None]
     """[prompt_tokens - start] or empty"""
+    given_logprobs: list[TopLogprobs | None]
+    """[prompt_tokens - start] or empty: of the ids in `token_ids_logprob`, in their order"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class Answer:
     input_logprobs: list[float] = field(default_factory=list[float])
     """Of the prompt tokens after `logprob_start`, as far as computed"""
     input_top_logprobs: list[TopLogprobs] = field(default_factory=list[TopLogprobs])
+    input_given_logprobs: list[TopLogprobs] = field(default_factory=list[TopLogprobs])
     _pending_text: str = ""
     _pending_from: int = 0
     """Output tokens that were reported"""
@@ -124,6 +127,7 @@ class Answer:
         if self.next_scored_row < len(self.prompt_ids) - 1:
             self.input_logprobs.clear()
             self.input_top_logprobs.clear()
+            self.input_given_logprobs.clear()
 
     def sampling_row(self) -> SamplingRow:
         """How the next token is to be sampled. Draws one random number."""
@@ -208,4 +212,5 @@ class Answer:
             start=self.logprob_start,
             logprobs=[None, *self.input_logprobs] if wanted else [],
             top_logprobs=[None, *self.input_top_logprobs] if wanted_top else [],
+            given_logprobs=[None, *self.input_given_logprobs] if self.body.token_ids_logprob else [],
         )

@@ -81,6 +81,8 @@ class Engine:
             raise rejected("the prompt is empty")
         if min(prompt_ids) < 0 or max(prompt_ids) >= vocabulary:
             raise rejected(f"input_ids must lie in [0, {vocabulary}), the vocabulary of the model")
+        if max(body.token_ids_logprob or [0]) >= vocabulary:
+            raise rejected(f"token_ids_logprob must lie in [0, {vocabulary}), the vocabulary of the model")
         requested = len(prompt_ids) + body.sampling_params.max_new_tokens
         if requested > self.context_tokens:
             raise rejected(

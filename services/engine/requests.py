@@ -84,6 +84,9 @@ class GenerateBody(RequestBody):
     """First prompt position in `input_token_logprobs` (its own entry is null); -1: the last one."""
     top_logprobs_num: int = Field(default=0, ge=0, le=1000)
     """The most likely tokens to report beside each log-prob."""
+    token_ids_logprob: list[Annotated[int, Field(ge=0)]] | None = Field(default=None, max_length=10_000)
+    """Ids whose log-probs are reported at every scored prompt position, in `input_token_ids_logprobs`. Only when
+    scoring: `max_new_tokens` must be 0."""
     return_text_in_logprobs: bool = False
     """Fill the third field of each log-prob entry."""
 
@@ -91,6 +94,12 @@ class GenerateBody(RequestBody):
     def _one_prompt(self) -> Self:
         if (self.text is None) == (self.input_ids is None):
             raise ValueError("give exactly one of text and input_ids")
+        return self
+
+    @model_validator(mode="after")
+    def _given_ids_are_for_scoring(self) -> Self:
+        if self.token_ids_logprob and (self.sampling_params.max_new_tokens > 0 or not self.return_logprob):
+            raise ValueError("token_ids_logprob needs return_logprob and max_new_tokens 0 here: it scores prompts only")
         return self
 
 

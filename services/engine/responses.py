@@ -96,6 +96,8 @@ class ResponseBuilder:
             ]
         if self._top_logprobs:
             fields["input_top_logprobs"] = [self._top_entries(top) for top in prompt.top_logprobs]
+        if prompt.given_logprobs:
+            fields["input_token_ids_logprobs"] = [self._top_entries(given) for given in prompt.given_logprobs]
         return fields
 
     def _entry(self, logprob: float | None, token_id: int) -> LogprobEntry:

@@ -164,6 +164,7 @@ class Scheduler:
         following = torch.tensor(answer.prompt_ids[rows.start + 1 : rows.stop + 1]).unsqueeze(1)
         answer.input_logprobs.extend(logprobs.gather(1, following).squeeze(1).tolist())
         answer.input_top_logprobs.extend(top_logprobs(logprobs, answer))
+        answer.input_given_logprobs.extend(given_logprobs(logprobs, answer))
 
     def _conclude(self, answer: Answer, *, sampled: bool) -> None:
         """Report what is new, and give the slot back when the answer has ended."""
@@ -228,3 +229,11 @@ def top_logprobs(logprobs: Tensor, answer: Answer) -> list[TopLogprobs]:
         list(zip(row_values, row_ids, strict=True))
         for row_values, row_ids in zip(values.tolist(), token_ids.tolist(), strict=True)
     ]
+
+
+def given_logprobs(logprobs: Tensor, answer: Answer) -> list[TopLogprobs]:
+    """Those of the ids that were given, for each row of `logprobs` [rows, vocabulary]; [] when none were."""
+    given = answer.body.token_ids_logprob
+    if not given:
+        return []
+    return [list(zip(row, given, strict=True)) for row in logprobs[:, given].tolist()]

@@ -7,6 +7,7 @@ from clawstream.codec import decode
 from clawstream.log import Logger
 from schemas.events import ActiveJudgeSpecEvent
 from schemas.judge_spec import JudgeSpec
+from services.judge.backends.generated import hint_backend
 from services.judge.backends.interface import Backend
 from services.judge.judging import ActiveJudge
 from services.judge.specs import completed
@@ -55,4 +56,6 @@ class ActiveJudges:
         whole = completed(spec)
         backend = self._make_backend(whole)
         self._backends.append(backend)
-        return ActiveJudge(spec=whole, promotion_epoch=promotion_epoch, backend=backend)
+        return ActiveJudge(
+            spec=whole, promotion_epoch=promotion_epoch, backend=backend, hints=hint_backend(whole, backend)
+        )

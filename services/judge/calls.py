@@ -4,7 +4,6 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from pydantic import JsonValue
 
@@ -12,10 +11,7 @@ from clawstream.clock import Clock
 from clawstream.errors import EngineBusy, EngineRejected, EngineTimeout, EngineUnavailable
 from clawstream.metrics import Metrics
 from clawstream.worker.deadline import waiting_for_a_turn
-from services.judge.backends.interface import ModelAnswer, ModelBackend
-
-TRANSIENT_STATUSES: Final = frozenset({401, 402, 403, 404, 408, 409, 425, 429})
-"""4xx that say nothing about the request: a wrong key, a spent budget, a missing model. Somebody will mend it."""
+from services.judge.backends.interface import HintBackend, ModelAnswer, ModelBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +46,9 @@ class ModelCaller:
         self._uniform = uniform
         self._sleep = sleep
 
-    async def call(self, backend: ModelBackend, request: Mapping[str, JsonValue]) -> tuple[ModelAnswer, float]:
+    async def call(
+        self, backend: ModelBackend | HintBackend, request: Mapping[str, JsonValue]
+    ) -> tuple[ModelAnswer, float]:
         """The answer, and how many seconds the successful call took.
 
         Raises EngineUnavailable for an outage (also for 4xx that are not the request's fault), EngineTimeout when no
@@ -68,7 +66,9 @@ class ModelCaller:
                 ceiling_seconds = min(2 * ceiling_seconds, self._policy.longest_delay_seconds)
         raise AssertionError("a retry policy has at least one attempt")
 
-    async def _once(self, backend: ModelBackend, request: Mapping[str, JsonValue]) -> tuple[ModelAnswer, float]:
+    async def _once(
+        self, backend: ModelBackend | HintBackend, request: Mapping[str, JsonValue]
+    ) -> tuple[ModelAnswer, float]:
         with waiting_for_a_turn():
             await self._slots.acquire()
         try:
@@ -76,7 +76,7 @@ class ModelCaller:
             answer = await backend.call(request)
             seconds = self._clock.monotonic_seconds() - started
         except EngineRejected as error:
-            if error.status in TRANSIENT_STATUSES:
+            if error.may_be_mended:
                 raise EngineUnavailable(str(error)) from error
             raise
         finally:

@@ -1,8 +1,9 @@
 """The next state as text for a judge: what was asked, what was answered, all that followed.
 
 Judged text must not speak as the judge. It stands between marks that it cannot know (derived from the next state's
-id), special tokens of chat templates and reasoning marks are broken up, and so is every `\\boxed`. The event on the log
-stays as it was; too long a text is cut in the middle, always at the same place.
+id), special tokens of chat templates and reasoning marks are broken up, and so are `\\boxed` and hint markers: a judge
+that quotes what it read says nothing by it. The event on the log stays as it was; too long a text is cut in the middle,
+always at the same place.
 """
 
 import hashlib
@@ -12,16 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+from clawstream.rendering.quoting import without_special_tokens
 from schemas.events import NextStateEvent
 from schemas.events.base import Message
 
-_SPECIAL_TOKEN: Final = re.compile(
-    r"(?P<open><)(?=[|/\uff5c]|think|tool|start_of|end_of|s>|bos>|eos>)"  # <|im_start|>, </think>, <start_of_turn>
-    r"|(?P<close>(?<=[|\uff5c])>)"
-    r"|(?P<bracket>\[)(?=/?(?:INST|SYS|TOOL|SYSTEM))",  # [INST], [/INST], [TOOL_CALLS]
-    re.IGNORECASE,
-)
-_BOXED: Final = re.compile(r"\\(?=boxed)", re.IGNORECASE)
+_BOXED: Final = re.compile(r"\\(?=\s*boxed)", re.IGNORECASE)
+_HINT_MARKER: Final = re.compile(r"\[(?=\s*/?\s*HINT)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +59,13 @@ def gather(next_state: NextStateEvent, *, max_characters: int) -> Evidence:
 
 
 def defused(text: str) -> str:
-    """`text` without anything that a chat template or the verdict parser would take for its own."""
-    return _BOXED.sub("", _SPECIAL_TOKEN.sub(lambda match: " >" if match["close"] else f"{match[0]} ", text))
+    """`text` with a space in all that a chat template, or the parser of verdicts and hints, would take for its own."""
+    return _HINT_MARKER.sub("[ ", _BOXED.sub(r"\\ ", without_special_tokens(text)))
+
+
+def on_one_line(text: str) -> str:
+    """`text` with all white space as single spaces, for prompts whose lines mean something."""
+    return " ".join(text.split())
 
 
 def fair_shares(lengths: Sequence[int], total: int) -> list[int]:
@@ -127,7 +129,8 @@ def _line(message: Message) -> str:
     calls = message.get("tool_calls")
     if isinstance(calls, list):
         text = "\n".join([*([text] if text else []), *(_call_text(call) for call in calls)])
-    return f"{role}: {text}"
+    # Only a role begins at the margin: text cannot pass itself off as another message.
+    return f"{role}: " + "\n  ".join(text.splitlines() or [""])
 
 
 def _call_text(call: object) -> str:

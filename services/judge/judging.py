@@ -1,9 +1,9 @@
-"""Judges one next state: explicit evidence as it is, everything else by votes."""
+"""Judges one next state: explicit evidence as it is, everything else by votes; hints by votes of their own."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol, TypeVar
 
 from pydantic import JsonValue
 
@@ -15,9 +15,16 @@ from schemas.events import LlmCallEvent, NextStateEvent, ScoreEvent
 from schemas.events.base import RecordReference
 from schemas.events.score import Hint, ScoreStatus, Vote
 from schemas.judge_spec import JudgeSpec
-from services.judge.backends.interface import Abstention, Backend, CodeBackend, ModelBackend, Opinion
+from services.judge.backends.interface import (
+    Abstention,
+    Backend,
+    HintBackend,
+    HintOpinion,
+    ModelBackend,
+    Opinion,
+)
 from services.judge.calls import ModelCaller
-from services.judge.evidence import user_text
+from services.judge.hints import HintSources, distinct_hints, user_hints
 from services.judge.ledger import request_checksum
 from services.judge.votes import tally
 
@@ -34,6 +41,20 @@ class ActiveJudge:
     promotion_epoch: int
     """How often the active spec had been changed."""
     backend: Backend
+    hints: HintBackend | None = None
+    """Asked for hints; None when the spec has no hint votes."""
+
+
+VoteType = TypeVar("VoteType", Vote, HintSources)
+Purpose = Literal["verdict", "hint"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    backend: ModelBackend | HintBackend
+    next_state: NextStateEvent
+    body: Mapping[str, JsonValue]
+    checksum: str
 
 
 class CallLedger(Protocol):
@@ -59,7 +80,7 @@ class Judging:
         self._caller = caller
         self._clock = clock
         self._metrics = metrics
-        self._last_request: tuple[ModelBackend, NextStateEvent, Mapping[str, JsonValue], str] | None = None
+        self._last_requests: dict[Purpose, _Request] = {}
 
     async def score(
         self, next_state: NextStateEvent, reference: RecordReference, judge: ActiveJudge, *, accept_timeouts: bool
@@ -72,13 +93,14 @@ class Judging:
         started = self._clock.monotonic_seconds()
         if next_state.feedback is not None:
             return self._explicit(next_state, reference, judge)
-        votes = await self._votes(next_state, judge, accept_timeouts)
-        return self._of_votes(next_state, reference, judge, votes, self._clock.monotonic_seconds() - started)
+        votes, hints = await self._votes(next_state, judge, accept_timeouts)
+        return self._of_votes(next_state, reference, judge, votes, hints, self._clock.monotonic_seconds() - started)
 
     def score_of_ledger(self, next_state: NextStateEvent, reference: RecordReference, judge: ActiveJudge) -> ScoreEvent:
         """The score when time is over: votes that are in the ledger count, the others abstain. Calls no model."""
         votes = [self._arrived(next_state, judge, number) for number in range(judge.spec.votes)]
-        return self._of_votes(next_state, reference, judge, votes, 0.0)
+        hints = [self._arrived_hint(next_state, judge, number) for number in range(_hint_votes(judge))]
+        return self._of_votes(next_state, reference, judge, votes, hints, 0.0)
 
     def _of_votes(
         self,
@@ -86,10 +108,15 @@ class Judging:
         reference: RecordReference,
         judge: ActiveJudge,
         votes: list[Vote],
+        hints: list[HintSources],
         judge_seconds: float,
     ) -> ScoreEvent:
+        hint_votes = [each.vote for each in hints if each.vote is not None]
         for vote in votes:
             self._metrics.increment("votes_total", verdict=str(vote.verdict if vote.verdict is not None else "abstain"))
+        for hint_vote in hint_votes:
+            answer = {True: "hint", False: "none", None: "abstain"}[hint_vote.useful]
+            self._metrics.increment("hint_votes_total", answer=answer)
         result = tally(votes)
         return self._event(
             next_state,
@@ -100,7 +127,13 @@ class Judging:
             reward=None if result.verdict is None else float(result.verdict),
             tied=result.tied,
             votes=votes,
-            hints=_user_hints(next_state) if judge.spec.hints == "user" else [],
+            hints=distinct_hints(
+                [
+                    *(user_hints(next_state) if judge.spec.user_gives_hints else []),
+                    *(hint for each in hints for hint in each.hints if judge.spec.judge_gives_hints),
+                ]
+            ),
+            hint_votes=hint_votes,
             judge_seconds=judge_seconds,
         )
 
@@ -139,33 +172,89 @@ class Judging:
             }
         )
 
-    async def _votes(self, next_state: NextStateEvent, judge: ActiveJudge, accept_timeouts: bool) -> list[Vote]:
+    async def _votes(
+        self, next_state: NextStateEvent, judge: ActiveJudge, accept_timeouts: bool
+    ) -> tuple[list[Vote], list[HintSources]]:
+        """Verdict votes and hint votes, all at once."""
         if not isinstance(judge.backend, ModelBackend):
-            return [_vote(0, await _code_opinion(judge.backend, next_state), None)]
-        backend = judge.backend
-        results = await asyncio.gather(
-            *(self._model_vote(next_state, judge, backend, number) for number in range(judge.spec.votes)),
-            return_exceptions=True,
+            opinion = await judge.backend.judge(next_state)
+            return [_vote(0, opinion, None)], [HintSources.of_code(opinion)]
+        backend, asked = judge.backend, judge.hints
+        verdicts = [self._model_vote(next_state, judge, backend, number) for number in range(judge.spec.votes)]
+        hint_numbers = range(_hint_votes(judge))
+        hints = [self._hint_vote(next_state, judge, asked, number) for number in hint_numbers if asked is not None]
+        verdict_results, hint_results = await asyncio.gather(
+            asyncio.gather(*verdicts, return_exceptions=True), asyncio.gather(*hints, return_exceptions=True)
         )
-        return _settled(results, accept_timeouts)
+        # An outage, wherever it was met, is an outage of all: only then is a vote's own silence looked at.
+        for result in [*verdict_results, *hint_results]:
+            if isinstance(result, BaseException) and not isinstance(result, EngineTimeout):
+                raise result
+        silent = Abstention.TIMEOUT
+        return (
+            _settled(verdict_results, accept_timeouts, lambda n: _vote(n, Opinion(abstention=silent), None)),
+            _settled(
+                hint_results, accept_timeouts, lambda n: HintSources.of_vote(n, HintOpinion(abstention=silent), None)
+            ),
+        )
 
     def _arrived(self, next_state: NextStateEvent, judge: ActiveJudge, number: int) -> Vote:
         """A vote as far as the ledger has it."""
         backend = judge.backend
         if isinstance(backend, ModelBackend):
-            call_id = ids.call_id(next_state.next_state_id, judge.spec.spec_hash, "verdict", number)
-            entry = self._ledger.find(call_id, self._request(backend, next_state)[1])
+            entry = self._found(next_state, judge, backend, "verdict", number)
             if entry is not None:
-                return _vote(number, backend.interpret(entry.response), call_id)
+                return _vote(number, backend.interpret(entry.response), entry.call_id)
         return _vote(number, Opinion(abstention=Abstention.TIMEOUT), None)
+
+    def _arrived_hint(self, next_state: NextStateEvent, judge: ActiveJudge, number: int) -> HintSources:
+        assert judge.hints is not None
+        entry = self._found(next_state, judge, judge.hints, "hint", number)
+        if entry is not None:
+            return HintSources.of_vote(number, judge.hints.interpret(entry.response), entry.call_id)
+        return HintSources.of_vote(number, HintOpinion(abstention=Abstention.TIMEOUT), None)
 
     async def _model_vote(
         self, next_state: NextStateEvent, judge: ActiveJudge, backend: ModelBackend, number: int
     ) -> Vote:
-        """From the ledger when it is there, else from the model, and then into the ledger."""
-        spec_hash = judge.spec.spec_hash
-        request, checksum = self._request(backend, next_state)
-        call_id = ids.call_id(next_state.next_state_id, spec_hash, "verdict", number)
+        entry = await self._answer(next_state, judge, backend, "verdict", number)
+        if entry is None:
+            return _vote(number, Opinion(abstention=Abstention.ERROR), None)
+        return _vote(number, backend.interpret(entry.response), entry.call_id)
+
+    async def _hint_vote(
+        self, next_state: NextStateEvent, judge: ActiveJudge, backend: HintBackend, number: int
+    ) -> HintSources:
+        entry = await self._answer(next_state, judge, backend, "hint", number)
+        if entry is None:
+            return HintSources.of_vote(number, HintOpinion(abstention=Abstention.ERROR), None)
+        return HintSources.of_vote(number, backend.interpret(entry.response), entry.call_id)
+
+    def _found(
+        self,
+        next_state: NextStateEvent,
+        judge: ActiveJudge,
+        backend: ModelBackend | HintBackend,
+        purpose: Purpose,
+        number: int,
+    ) -> LlmCallEvent | None:
+        call_id = ids.call_id(next_state.next_state_id, judge.spec.spec_hash, purpose, number)
+        return self._ledger.find(call_id, self._request(backend, next_state, purpose)[1])
+
+    async def _answer(
+        self,
+        next_state: NextStateEvent,
+        judge: ActiveJudge,
+        backend: ModelBackend | HintBackend,
+        purpose: Purpose,
+        number: int,
+    ) -> LlmCallEvent | None:
+        """From the ledger when it is there, else from the model, and then into the ledger.
+
+        None when the model refused this request for good. Raises as `ModelCaller.call`, and BusError.
+        """
+        request, checksum = self._request(backend, next_state, purpose)
+        call_id = ids.call_id(next_state.next_state_id, judge.spec.spec_hash, purpose, number)
         entry = self._ledger.find(call_id, checksum)
         if entry is not None:
             self._metrics.increment("ledger_hits_total")
@@ -173,13 +262,13 @@ class Judging:
             try:
                 answer, seconds = await self._caller.call(backend, request)
             except (EngineRejected, EngineProtocolError):
-                return _vote(number, Opinion(abstention=Abstention.ERROR), None)
+                return None
             entry = LlmCallEvent(
                 call_id=call_id,
                 next_state_id=next_state.next_state_id,
                 session_id=next_state.session_id,
-                judge_spec_hash=spec_hash,
-                purpose="verdict",
+                judge_spec_hash=judge.spec.spec_hash,
+                purpose=purpose,
                 vote=number,
                 model=judge.spec.model,
                 request_sha256=checksum,
@@ -190,41 +279,34 @@ class Judging:
                 called_at=self._clock.now(),
             )
             entry = await self._ledger.record(entry)
-        if not self._ledger.is_written(call_id):
+        if not self._ledger.is_written(entry.call_id):
             entry = await self._ledger.record(entry)
-        return _vote(number, backend.interpret(entry.response), call_id)
+        return entry
 
-    def _request(self, backend: ModelBackend, next_state: NextStateEvent) -> tuple[Mapping[str, JsonValue], str]:
+    def _request(
+        self, backend: ModelBackend | HintBackend, next_state: NextStateEvent, purpose: Purpose
+    ) -> tuple[Mapping[str, JsonValue], str]:
         """The request and its checksum. The votes of an input ask right after one another: it is made once for all."""
-        last = self._last_request
-        if last is None or last[0] is not backend or last[1] is not next_state:
-            request = backend.prepare(next_state)
-            last = self._last_request = (backend, next_state, request, request_checksum(request))
-        return last[2], last[3]
+        last = self._last_requests.get(purpose)
+        if last is None or last.backend is not backend or last.next_state is not next_state:
+            body = backend.prepare(next_state)
+            last = self._last_requests[purpose] = _Request(backend, next_state, body, request_checksum(body))
+        return last.body, last.checksum
 
 
-async def _code_opinion(backend: CodeBackend, next_state: NextStateEvent) -> Opinion:
-    return await backend.judge(next_state)
+def _hint_votes(judge: ActiveJudge) -> int:
+    return judge.spec.hint_votes if judge.hints is not None else 0
 
 
 def _vote(number: int, opinion: Opinion, call_id: str | None) -> Vote:
     return Vote(vote=number, verdict=opinion.verdict, abstention=opinion.abstention, call_id=call_id)
 
 
-def _settled(results: Sequence[Vote | BaseException], accept_timeouts: bool) -> list[Vote]:
-    """The votes. An outage of one is an outage of all. Those that timed out abstain, unless all of them did."""
-    for result in results:
-        if isinstance(result, BaseException) and not isinstance(result, EngineTimeout):
-            raise result
-    timeouts = [result for result in results if isinstance(result, EngineTimeout)]
-    if len(timeouts) == len(results) and not accept_timeouts:
+def _settled(
+    results: Sequence[VoteType | BaseException], accept_timeouts: bool, silent: Callable[[int], VoteType]
+) -> list[VoteType]:
+    """The votes; those that timed out abstain, unless all of them did and that is not accepted: then EngineTimeout."""
+    timeouts = [result for result in results if isinstance(result, BaseException)]
+    if timeouts and len(timeouts) == len(results) and not accept_timeouts:
         raise timeouts[0]
-    return [
-        result if isinstance(result, Vote) else _vote(number, Opinion(abstention=Abstention.TIMEOUT), None)
-        for number, result in enumerate(results)
-    ]
-
-
-def _user_hints(next_state: NextStateEvent) -> list[Hint]:
-    text = user_text(next_state.following_messages).strip()
-    return [Hint(text=text, source="user")] if text else []
+    return [silent(number) if isinstance(result, BaseException) else result for number, result in enumerate(results)]

@@ -4,16 +4,18 @@ import asyncio
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from clawstream.bus.kafka import KafkaBus
 from clawstream.bus.record_fetcher import RecordFetcher
 from clawstream.clock import SystemClock
-from clawstream.errors import ClawstreamError
+from clawstream.engine.client import EngineTimeouts, HttpEngineClient
+from clawstream.errors import ClawstreamError, SettingsError, TeacherUnfit
 from clawstream.log import configure_logging
 from clawstream.metrics import Metrics
+from clawstream.rendering.renderer import load_renderer
 from clawstream.settings import load_settings
 from clawstream.stages import TEACHER
 from clawstream.topics import SAMPLES, SCORES, TEACHER_DLQ, TURNS, full_name
@@ -21,6 +23,10 @@ from clawstream.worker.waiting import wait_for_topics
 from clawstream.worker_process import run_worker, stage_worker, stop_on_signals
 from services.teacher.handler import TeacherHandler
 from services.teacher.settings import TeacherSettings
+from services.teacher.start import start_signals
+
+WRONG_SETTINGS_EXIT_CODE: Final = 2
+"""Tells the supervisor that starting again would not help."""
 
 
 def main(
@@ -33,6 +39,9 @@ def main(
             TeacherSettings, section="teacher", file=config, process=process, environment=os.environ
         )
         asyncio.run(run(settings))
+    except (SettingsError, TeacherUnfit) as error:
+        sys.stderr.write(f"teacher: {error}\n")
+        sys.exit(WRONG_SETTINGS_EXIT_CODE)
     except ClawstreamError as error:
         sys.exit(f"teacher: {error}")
 
@@ -47,8 +56,20 @@ async def run(settings: TeacherSettings) -> None:
     async with stop_on_signals() as stop:
         if not await asyncio.to_thread(wait_for_topics, bus, topics, stop=stop, logger=logger):
             return
+        signals = await start_signals(
+            settings,
+            make_engine=lambda name, url: HttpEngineClient(
+                name, url, timeouts=EngineTimeouts(call_seconds=settings.model.call_timeout_seconds)
+            ),
+            load_renderer=load_renderer,
+            stop=stop,
+            logger=logger,
+        )
+        logger.info("teaching", mode=settings.mode.value, teacher=settings.model.name)
         turns = RecordFetcher(bus, cache_bytes=settings.turn_cache_bytes, timeout_seconds=settings.turn_timeout_seconds)
-        handler = TeacherHandler(turns, namespace=namespace, source=f"teacher/{settings.name}", clock=clock)
+        handler = TeacherHandler(
+            turns, settings, signals, source=f"teacher/{settings.name}", clock=clock, metrics=metrics
+        )
         worker = stage_worker(
             bus, handler, TEACHER, settings, settings.worker, metrics=metrics, clock=clock, logger=logger
         )

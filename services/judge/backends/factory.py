@@ -6,10 +6,10 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from clawstream.engine.interface import EngineClient
+from clawstream.engine.pool import EnginePool
 from clawstream.errors import SettingsError
 from clawstream.rendering.interface import ChatRenderer
 from schemas.judge_spec import JudgeSpec
-from services.judge.backends.engine_pool import EnginePool
 from services.judge.backends.imported import import_judge
 from services.judge.backends.interface import Backend
 from services.judge.backends.likelihood import LikelihoodBackend

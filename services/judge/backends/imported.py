@@ -1,21 +1,22 @@
 """A judge of your own: a function named by its import path, `package.module:name`.
 
-    def judge(next_state: NextStateEvent) -> int | None: ...
+    def judge(next_state: NextStateEvent) -> int | Judgement | None: ...
 
-It returns 1, 0 or -1, or None to abstain, and may be `async`. A synchronous one runs on a thread.
+It returns 1, 0 or -1, None to abstain, or a `Judgement`, which may bring hints. It may be `async`; a synchronous one
+runs on a thread. `examples/own_parts/judge.py` is one.
 """
 
 import asyncio
-import importlib
 import inspect
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from clawstream.errors import SettingsError
+from clawstream.import_path import import_callable
 from schemas.events import NextStateEvent
-from services.judge.backends.interface import Abstention, Opinion
+from services.judge.backends.interface import Abstention, Judgement, Opinion
 
-JudgeFunction = Callable[[NextStateEvent], int | None] | Callable[[NextStateEvent], Awaitable[int | None]]
+Answer = int | Judgement | None
+JudgeFunction = Callable[[NextStateEvent], Answer] | Callable[[NextStateEvent], Awaitable[Answer]]
 
 
 class ImportedBackend:
@@ -25,18 +26,17 @@ class ImportedBackend:
         self._function = function
 
     async def judge(self, next_state: NextStateEvent) -> Opinion:
-        """Raises ValueError when the function returns anything but a verdict or None."""
+        """Raises ValueError when the function returns anything but a verdict, a judgement or None."""
         if inspect.iscoroutinefunction(self._function):
-            verdict = await self._function(next_state)
+            answer = await self._function(next_state)
         else:
-            verdict = await asyncio.to_thread(
-                cast("Callable[[NextStateEvent], int | None]", self._function), next_state
-            )
+            answer = await asyncio.to_thread(cast("Callable[[NextStateEvent], Answer]", self._function), next_state)
+        verdict, hints = (answer.verdict, answer.hints) if isinstance(answer, Judgement) else (answer, ())
         if verdict is None:
-            return Opinion(abstention=Abstention.NO_RULE)
+            return Opinion(abstention=Abstention.NO_RULE, hints=hints)
         if type(verdict) is not int or verdict not in (-1, 0, 1):
-            raise ValueError(f"{self._function!r} returned {verdict!r}; a judge returns 1, 0, -1 or None")
-        return Opinion(verdict=verdict)
+            raise ValueError(f"{self._function!r} returned {verdict!r}; a judge returns 1, 0, -1, None or a Judgement")
+        return Opinion(verdict=verdict, hints=hints)
 
     async def close(self) -> None:
         """Nothing to release."""
@@ -44,11 +44,4 @@ class ImportedBackend:
 
 def import_judge(path: str) -> ImportedBackend:
     """The judge at `package.module:name`. Raises SettingsError when there is nothing to call."""
-    module_name, _, name = path.partition(":")
-    try:
-        function: object = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise SettingsError(f"judge backend {path!r}: {error}") from error
-    if not callable(function):
-        raise SettingsError(f"judge backend {path!r}: not a function")
-    return ImportedBackend(cast("JudgeFunction", function))
+    return ImportedBackend(cast("JudgeFunction", import_callable(path, "judge backend")))

@@ -5,7 +5,7 @@ A *model* backend is three steps, so that the ledger can stand between them: `pr
 A *code* backend looks at the next state and answers at once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 from pydantic import JsonValue
 
 from schemas.events import NextStateEvent
+from schemas.events.base import Message
 
 
 class Abstention(StrEnum):
@@ -30,6 +31,10 @@ class Abstention(StrEnum):
     """The model refused this request for good, or answered what its contract does not allow."""
     NO_RULE = "no_rule"
     """No rule says anything about this next state."""
+    NO_HINT = "no_hint"
+    """The answer says that there is a hint, and holds none, or one too short to be one."""
+    TWO_HINTS = "two_hints"
+    """The answer holds two different hints, or markers that do not pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +45,38 @@ class Opinion:
     """+1, 0 or -1."""
     abstention: Abstention | None = None
     """Why there is no verdict."""
+    hints: tuple[str, ...] = ()
+    """What a judge in code has to say beside its verdict. Models give hints by votes of their own (`HintOpinion`)."""
 
     def __post_init__(self) -> None:
         if (self.verdict is None) == (self.abstention is None):
             raise ValueError("an opinion is either a verdict or an abstention")
+
+
+@dataclass(frozen=True, slots=True)
+class HintOpinion:
+    """One hint vote's content."""
+
+    useful: bool | None = None
+    """Whether what followed holds a hint; None when the vote abstains."""
+    hint: str = ""
+    """The hint; empty unless useful."""
+    abstention: Abstention | None = None
+    """Why there is no answer."""
+
+    def __post_init__(self) -> None:
+        if (self.useful is None) == (self.abstention is None) or bool(self.useful) != bool(self.hint):
+            raise ValueError("a hint opinion is a hint, the answer that there is none, or an abstention")
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a judge of your own may return when it has more to say than a verdict."""
+
+    verdict: int | None
+    """1, 0 or -1; None to abstain."""
+    hints: tuple[str, ...] = ()
+    """What the answer should have known. Kept when the spec takes hints from the judge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +113,35 @@ class ModelBackend(Protocol):
 
     async def close(self) -> None:
         """Closes connections."""
+        ...
+
+
+class HintBackend(Protocol):
+    """Asks a model for hints, in the same three steps."""
+
+    def prepare(self, next_state: NextStateEvent) -> Mapping[str, JsonValue]:
+        """The request for one hint vote. The same next state gives the same request."""
+        ...
+
+    async def call(self, request: Mapping[str, JsonValue]) -> ModelAnswer:
+        """As `ModelBackend.call`."""
+        ...
+
+    def interpret(self, response: JsonValue) -> HintOpinion:
+        """Reads a response, fresh or from the ledger."""
+        ...
+
+
+@runtime_checkable
+class TextModel(Protocol):
+    """A model that answers messages with text: what verdict and hint votes have in common."""
+
+    def request(self, messages: Sequence[Message]) -> Mapping[str, JsonValue]:
+        """What `call` sends."""
+        ...
+
+    async def call(self, request: Mapping[str, JsonValue]) -> ModelAnswer:
+        """As `ModelBackend.call`; the response is `{"text": ..., "finish_reason": ...}`."""
         ...
 
 

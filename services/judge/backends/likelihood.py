@@ -6,16 +6,17 @@ the log-probs of two words tell replies apart. One call per word, no sampling, s
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import cast
 
 from pydantic import JsonValue
 
+from clawstream.engine.pool import EnginePool
 from clawstream.rendering.interface import ChatRenderer
 from schemas.events import NextStateEvent
 from schemas.judge_spec import JudgeSpec
-from services.judge.backends.engine_pool import EnginePool
 from services.judge.backends.interface import Abstention, ModelAnswer, Opinion
-from services.judge.evidence import gather
+from services.judge.evidence import gather, on_one_line
 from services.judge.prompts import LikelihoodPrompt, filled
 
 
@@ -31,6 +32,13 @@ class LikelihoodBackend:
     def prepare(self, next_state: NextStateEvent) -> Mapping[str, JsonValue]:
         """The filled prompt and the words."""
         evidence = gather(next_state, max_characters=self._spec.max_prompt_characters)
+        # A few-shot prompt is made of lines: text of several would bring examples of its own.
+        evidence = replace(
+            evidence,
+            request=on_one_line(evidence.request),
+            answer=on_one_line(evidence.answer),
+            following=on_one_line(evidence.following),
+        )
         return {
             "model": self._spec.model,
             "text": filled(self._prompt.text, evidence).rstrip(),

@@ -1,6 +1,6 @@
 """Judges by any OpenAI-compatible chat endpoint."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 import aiohttp
@@ -9,8 +9,9 @@ from pydantic import JsonValue, SecretStr
 
 from clawstream.errors import EngineBusy, EngineProtocolError, EngineRejected, EngineTimeout, EngineUnavailable
 from schemas.events import NextStateEvent
+from schemas.events.base import Message
 from schemas.judge_spec import JudgeSpec
-from services.judge.backends.generated import interpret_generation, verdict_messages
+from services.judge.backends.generated import interpret_generation, judge_messages
 from services.judge.backends.interface import ModelAnswer, Opinion
 from services.judge.prompts import PromptFile
 
@@ -32,11 +33,14 @@ class OpenAIBackend:
         self._session: aiohttp.ClientSession | None = None
 
     def prepare(self, next_state: NextStateEvent) -> Mapping[str, JsonValue]:
-        """The request's body."""
-        messages = verdict_messages(self._prompt.text, next_state, self._spec.max_prompt_characters)
+        """The request with the verdict prompt."""
+        return self.request(judge_messages(self._prompt.text, next_state, self._spec.max_prompt_characters))
+
+    def request(self, messages: Sequence[Message]) -> Mapping[str, JsonValue]:
+        """The body."""
         return {
             "model": self._spec.model,
-            "messages": cast("list[JsonValue]", messages),
+            "messages": cast("list[JsonValue]", list(messages)),
             "temperature": self._spec.temperature,
             "max_tokens": self._spec.max_new_tokens,
         }

@@ -1,15 +1,16 @@
 """Judges by an SGLang engine: ids in, text out, a boxed verdict after the reasoning."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from pydantic import JsonValue
 
+from clawstream.engine.pool import EnginePool
 from clawstream.rendering.interface import ChatRenderer
 from schemas.events import NextStateEvent
+from schemas.events.base import Message
 from schemas.judge_spec import JudgeSpec
-from services.judge.backends.engine_pool import EnginePool
-from services.judge.backends.generated import interpret_generation, verdict_messages
+from services.judge.backends.generated import interpret_generation, judge_messages
 from services.judge.backends.interface import ModelAnswer, Opinion
 from services.judge.prompts import PromptFile
 
@@ -24,8 +25,11 @@ class SglangBackend:
         self._renderer = renderer
 
     def prepare(self, next_state: NextStateEvent) -> Mapping[str, JsonValue]:
+        """The request with the verdict prompt."""
+        return self.request(judge_messages(self._prompt.text, next_state, self._spec.max_prompt_characters))
+
+    def request(self, messages: Sequence[Message]) -> Mapping[str, JsonValue]:
         """The rendered ids and the sampling parameters."""
-        messages = verdict_messages(self._prompt.text, next_state, self._spec.max_prompt_characters)
         return {
             "model": self._spec.model,
             "input_ids": cast("list[JsonValue]", self._renderer.render(messages).token_ids),

@@ -20,6 +20,8 @@ from tests.fixtures.service_process import ServiceProcess
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 PATIENCE_SECONDS = 120.0
 KEY = "sk-flow-test"
+HINT = "Keep to one short sentence."
+HINT_ANSWER = f"[HINT_START]{HINT}[HINT_END]\\boxed{{1}}"
 
 
 def wait_for(condition: Callable[[], Any], what: str, *processes: ServiceProcess) -> None:
@@ -109,9 +111,11 @@ class StubJudge:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                if not stub.admit(str(body["messages"][0]["content"]), self.headers.get("authorization", "")):
+                prompt = str(body["messages"][0]["content"])
+                if not stub.admit(prompt, self.headers.get("authorization", "")):
                     return
-                choice = {"message": {"role": "assistant", "content": r"\boxed{1}"}, "finish_reason": "stop"}
+                text = HINT_ANSWER if "HINT_START" in prompt else r"\boxed{1}"
+                choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
                 answer = json.dumps({"choices": [choice]}).encode()
                 try:
                     self.send_response(200)
@@ -155,8 +159,14 @@ def stub() -> Iterator[StubJudge]:
     made.server.server_close()
 
 
+@pytest.mark.parametrize("hints", ["none", "judge"])
 def test_a_killed_judge_does_not_pay_twice(
-    log: JudgedLog, broker: str, namespace: str, stub: StubJudge, start_service: Callable[..., ServiceProcess]
+    log: JudgedLog,
+    broker: str,
+    namespace: str,
+    stub: StubJudge,
+    start_service: Callable[..., ServiceProcess],
+    hints: str,
 ) -> None:
     toml = f"""\
 [kafka]
@@ -164,11 +174,12 @@ bootstrap_servers = "{broker}"
 namespace = "{namespace}"
 
 [judge]
-spec = {{ backend = "openai", model = "stub", votes = 3 }}
+spec = {{ backend = "openai", model = "stub", votes = 3, hints = "{hints}", hint_votes = 3 }}
 model = {{ urls = ["{stub.url}"], api_key_environment = "FLOW_KEY" }}
 """
     environment = {"FLOW_KEY": KEY}
     turns = 8
+    prompts = turns * (2 if hints == "judge" else 1)  # A verdict prompt and a hint prompt for every turn.
     stub.answers_per_prompt = 2
     judge = start_service("judge", toml, environment)
     log.converse(dict.fromkeys(range(turns), "thanks"))
@@ -176,8 +187,8 @@ model = {{ urls = ["{stub.url}"], api_key_environment = "FLOW_KEY" }}
     def ledger() -> list[LlmCallEvent]:
         return log.events(topics.LLM_CALLS, LlmCallEvent)
 
-    wait_for(lambda: len(ledger()) == 2 * turns, "two of three votes of each input are in the ledger", judge)
-    wait_for(lambda: stub.asked.total() == 3 * turns, "the third votes are being asked for", judge)
+    wait_for(lambda: len(ledger()) == 2 * prompts, "two of three votes of each input are in the ledger", judge)
+    wait_for(lambda: stub.asked.total() == 3 * prompts, "the third votes are being asked for", judge)
     assert log.scores() == []
     judge.kill()
     stub.stop_holding()
@@ -188,12 +199,15 @@ model = {{ urls = ["{stub.url}"], api_key_environment = "FLOW_KEY" }}
 
     # What was answered before the crash was not asked for again; only the third vote, which never was, is.
     assert set(stub.answered.values()) == {3}
-    assert len(stub.answered) == turns
-    assert stub.asked.total() == 4 * turns
+    assert len(stub.answered) == prompts
+    assert stub.asked.total() == 4 * prompts
     assert Counter(score.turn_id for score in log.scores()) == {f"turn-{number}": 1 for number in range(turns)}
     for score in log.scores():
         assert [vote.verdict for vote in score.votes] == [1, 1, 1]
-        assert {vote.call_id for vote in score.votes} <= {entry.call_id for entry in ledger()}
+        assert [vote.useful for vote in score.hint_votes] == ([True] * 3 if hints == "judge" else [])
+        assert [hint.text for hint in score.hints] == ([HINT] if hints == "judge" else [])
+        called = {vote.call_id for vote in [*score.votes, *score.hint_votes]}
+        assert called <= {entry.call_id for entry in ledger()}
     assert stub.keys == {f"Bearer {KEY}"}
     assert KEY not in judge.text()
 

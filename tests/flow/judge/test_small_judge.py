@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from clawstream.engine.client import HttpEngineClient
+from clawstream.engine.pool import EnginePool
 from clawstream.rendering.renderer import load_renderer
 from schemas.judge_spec import JudgeSpec
-from services.judge.backends.engine_pool import EnginePool
 from services.judge.backends.likelihood import LikelihoodBackend
 from services.judge.prompts import load_likelihood_prompt
 from services.judge.specs import completed

@@ -6,11 +6,11 @@ from typing import Any, cast
 import pytest
 
 from clawstream.engine.interface import EngineClient, ScoredTokens
+from clawstream.engine.pool import EnginePool
 from clawstream.errors import EngineUnavailable
 from clawstream.rendering.interface import ChatRenderer, RenderedPrompt
 from schemas.events.base import Message
 from schemas.judge_spec import JudgeSpec
-from services.judge.backends.engine_pool import EnginePool
 from services.judge.backends.interface import Abstention, Opinion
 from services.judge.backends.likelihood import LikelihoodBackend
 from services.judge.backends.sglang import SglangBackend
@@ -43,7 +43,7 @@ class ScriptedEngine:
         self.is_down = False
         self.closed = False
 
-    async def score(self, prompt_ids: Sequence[int], response_ids: Sequence[int], *, top_k: int = 0) -> ScoredTokens:
+    async def score(self, prompt_ids: Sequence[int], response_ids: Sequence[int], **_: Any) -> ScoredTokens:
         if self.is_down:
             raise EngineUnavailable("down")
         self.prompts.append("".join(map(chr, prompt_ids)))

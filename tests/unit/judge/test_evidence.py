@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.judge.backends.generated import verdict_messages
+from services.judge.backends.generated import judge_messages
 from services.judge.evidence import cut_in_the_middle, defused, fair_shares, gather
 from services.judge.parsing import boxed_verdict
 from services.judge.prompts import filled, load_prompt
@@ -36,7 +36,7 @@ def test_a_judge_sees_request_answer_and_everything_that_followed() -> None:
         ),
         max_characters=10_000,
     )
-    assert evidence.request == "tools: shell\nsystem: You are terse.\nuser: Run it.\n[image_url]"
+    assert evidence.request == "tools: shell\nsystem: You are terse.\nuser: Run it.\n  [image_url]"
     assert evidence.answer == 'assistant: [calls shell({"command": "ls"})]'
     assert evidence.following == "tool: one.txt\ntool: exit code 2\nuser: And now?"
     assert evidence.cut_characters == 0
@@ -55,7 +55,7 @@ def test_a_judge_sees_request_answer_and_everything_that_followed() -> None:
     ],
 )
 def test_judged_text_cannot_speak_as_the_judge(attack: str) -> None:
-    (message,) = verdict_messages("{request}|{answer}|{following}", reply(attack), 10_000)
+    (message,) = judge_messages("{request}|{answer}|{following}", reply(attack), 10_000)
     text = str(message["content"])
     for token in (
         "<|",

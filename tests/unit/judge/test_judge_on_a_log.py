@@ -30,6 +30,8 @@ from services.judge.judging import Judging
 from services.judge.ledger import Ledger
 from services.judge.ledger_writer import LedgerWriter
 from services.teacher.handler import TeacherHandler
+from services.teacher.settings import TeacherSettings
+from services.teacher.signals import SignalMaker
 from tests.fixtures.buses import read_all
 from tests.fixtures.judged_log import JudgedLog, next_state_of, turn_event
 from tests.unit.judge.test_judging import ScriptedBackend
@@ -114,16 +116,27 @@ async def judging(
 
 
 @asynccontextmanager
-async def teaching(log: JudgedLog, metrics: Metrics | None = None) -> AsyncGenerator[None]:
+async def teaching(
+    log: JudgedLog,
+    metrics: Metrics | None = None,
+    settings: TeacherSettings | None = None,
+    signals: SignalMaker | None = None,
+) -> AsyncGenerator[None]:
+    metrics = metrics or Metrics()
     handler = TeacherHandler(
-        RecordFetcher(log.bus, timeout_seconds=5.0), namespace="clawstream", source="teacher/tests", clock=SystemClock()
+        RecordFetcher(log.bus, timeout_seconds=5.0),
+        settings or TeacherSettings(name="teacher"),
+        signals,
+        source="teacher/tests",
+        clock=SystemClock(),
+        metrics=metrics,
     )
     async with working(
         log,
         handler,
         reads=topics.SCORES,
         dead_letters=topics.TEACHER_DLQ,
-        metrics=metrics or Metrics(),
+        metrics=metrics,
         settings=WORKER,
     ):
         yield

@@ -114,7 +114,7 @@ class Setting:
             uniform=lambda low, high: high,
             sleep=self.sleeps,
         )
-        self._judging = Judging(self.ledger, caller, clock=clock, metrics=self.metrics)
+        self.judging = Judging(self.ledger, caller, clock=clock, metrics=self.metrics)
 
     async def score(
         self,
@@ -125,7 +125,7 @@ class Setting:
         accept_timeouts: bool = False,
     ) -> ScoreEvent:
         judge = ActiveJudge(spec=spec, promotion_epoch=4, backend=backend or self.backend)
-        return await self._judging.score(next_state, REFERENCE, judge, accept_timeouts=accept_timeouts)
+        return await self.judging.score(next_state, REFERENCE, judge, accept_timeouts=accept_timeouts)
 
 
 def verdicts(score: ScoreEvent) -> list[Any]:

@@ -43,13 +43,48 @@ def test_likelihood_has_one_vote() -> None:
     [
         (JudgeSpec(backend="magic"), "none of rules, likelihood, sglang, openai, nor an import path"),
         (JudgeSpec(backend="openai"), "needs the name of its model"),
-        (JudgeSpec(backend="openai", model="m", prompt="nosuch"), "does not exist; there are: likelihood-1, verdict-1"),
+        (
+            JudgeSpec(backend="openai", model="m", prompt="nosuch"),
+            "does not exist; there are: hint-1, likelihood-1, verdict-1",
+        ),
         (JudgeSpec(backend="openai", model="m", prompt_sha256="00" * 32), "another text of prompt 'verdict-1'"),
     ],
 )
 def test_a_spec_that_cannot_be_put_to_work_is_refused(spec: JudgeSpec, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         completed(spec)
+
+
+@pytest.mark.parametrize("backend", ["sglang", "openai"])
+def test_hint_votes_bring_their_prompt_and_its_checksum_into_the_hash(backend: str) -> None:
+    without = completed(JudgeSpec(backend=backend, model="m", hints="user"))
+    spec = completed(JudgeSpec(backend=backend, model="m", hints="both"))
+    assert (without.hint_prompt, without.hint_prompt_sha256) == ("", "")
+    assert (spec.hint_prompt, spec.hint_prompt_sha256) == ("hint-1", load_prompt("hint-1").sha256)
+    assert completed(spec) == spec
+    other_text = spec.model_copy(update={"hint_prompt_sha256": "00" * 32})
+    assert other_text.spec_hash != spec.spec_hash
+    with pytest.raises(SettingsError, match="another text of prompt 'hint-1'"):
+        completed(other_text)
+
+
+@pytest.mark.parametrize("backend", ["rules", "likelihood"])
+def test_a_judge_that_writes_no_text_has_no_hint_votes(backend: str) -> None:
+    with pytest.raises(SettingsError, match="needs a backend that writes text"):
+        completed(JudgeSpec(backend=backend, model="m", hints="judge"))
+    assert completed(JudgeSpec(backend=backend, model="m", hints="user")).hint_prompt == ""
+
+
+def test_a_judge_of_your_own_may_bring_hints_and_has_no_hint_votes() -> None:
+    spec = completed(JudgeSpec(backend="my.module:judge", hints="both"))
+    assert (spec.judge_gives_hints, spec.hint_prompt) == (True, "")
+
+
+def test_specs_of_before_hint_votes_keep_their_hash() -> None:
+    """Scores, ledger entries and samples of old specs are found by it."""
+    assert JudgeSpec().spec_hash == "671dce0b56252f75"
+    assert completed(JudgeSpec(backend="openai", model="m")).spec_hash == "426e809d86d6e55d"
+    assert JudgeSpec(hint_votes=5).spec_hash != JudgeSpec().spec_hash
 
 
 def promotion(epoch: int, verdict: int, prompt: str = "") -> Record:

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream import ids
-from schemas.arrays import float32_array
+from schemas.arrays import float32_array, int32_array
 from schemas.events import SampleEvent, ScoreEvent
-from schemas.events.sample import TeacherSignal
+from schemas.events.sample import TeacherRequest, TeacherSignal
 from schemas.events.turn import UntrainableReason
-from services.teacher.assembly import NoSample, assemble, revision, skip_before_reading
+from services.teacher.assembly import NoSample, NoSignal, assemble, revision, skip_before_reading
+from services.teacher.settings import Mode
 from tests.fixtures.judged_log import turn_event
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -51,7 +52,7 @@ def signal(tokens: int = 3) -> TeacherSignal:
 def test_a_scored_turn_is_a_reinforcement_sample_with_the_turns_own_numbers() -> None:
     turn = turn_event(1, truncated=True)
     score = score_event()
-    sample = assemble(turn, score, None, created_at=NOW)
+    sample = assemble(turn, score, NoSignal(), Mode.BINARY, created_at=NOW)
     assert isinstance(sample, SampleEvent)
     assert (sample.reward, sample.teacher) == (-0.5, None)
     assert sample.sample_id == ids.sample_id("turn-1", "score-1")
@@ -67,48 +68,95 @@ def test_a_scored_turn_is_a_reinforcement_sample_with_the_turns_own_numbers() ->
     assert sample.created_at == NOW
 
 
-def test_score_and_signal_make_both_components() -> None:
-    sample = assemble(turn_event(1), score_event(), signal(), created_at=NOW)
+NEUTRAL = {"verdict": 0, "reward": 0.0}
+REQUEST = TeacherRequest(prompt_ids=int32_array([1, 2]), hint="Shorter.", hint_source="user")
+TABLE = [
+    # score, what the teacher said, mode, (reward, teacher speaks) or the skip
+    ({}, signal(), Mode.BINARY, (-0.5, False)),
+    ({}, NoSignal(), Mode.BINARY, (-0.5, False)),
+    (NEUTRAL, signal(), Mode.BINARY, (0.0, False)),
+    (NEUTRAL, NoSignal(), Mode.BINARY, (0.0, False)),
+    (FAILED, signal(), Mode.BINARY, "failed_score"),
+    (FAILED, NoSignal(), Mode.BINARY, "failed_score"),
+    ({}, signal(), Mode.OPD, (None, True)),
+    ({}, NoSignal(), Mode.OPD, "no_hint"),
+    (NEUTRAL, signal(), Mode.OPD, (None, True)),
+    (NEUTRAL, NoSignal(), Mode.OPD, "no_hint"),
+    (FAILED, signal(), Mode.OPD, (None, True)),
+    (FAILED, NoSignal(), Mode.OPD, "no_hint"),
+    ({}, signal(), Mode.COMBINE, (-0.5, True)),
+    ({}, NoSignal(), Mode.COMBINE, (-0.5, False)),
+    ({"verdict": 1, "reward": 1.0}, signal(), Mode.COMBINE, (1.0, True)),
+    (NEUTRAL, signal(), Mode.COMBINE, (None, True)),
+    (NEUTRAL, NoSignal(), Mode.COMBINE, "neutral_without_hint"),
+    (FAILED, signal(), Mode.COMBINE, (None, True)),
+    (FAILED, NoSignal(), Mode.COMBINE, "failed_score"),
+    ({**NEUTRAL, "explicit": True}, NoSignal(), Mode.COMBINE, (0.0, False)),
+    ({**NEUTRAL, "explicit": True}, signal(), Mode.COMBINE, (0.0, True)),
+    ({}, NoSignal("hint_too_long"), Mode.OPD, "no_signal_hint_too_long"),
+    (FAILED, NoSignal("timeout"), Mode.COMBINE, "no_signal_timeout"),
+    ({}, NoSignal("timeout"), Mode.COMBINE, (-0.5, False)),
+]
+
+
+@pytest.mark.parametrize(("values", "said", "mode", "expected"), TABLE)
+def test_the_table(
+    values: dict[str, Any], said: TeacherSignal | NoSignal, mode: Mode, expected: tuple[float | None, bool] | str
+) -> None:
+    sample = assemble(turn_event(1), score_event(**values), said, mode, created_at=NOW)
+    if isinstance(expected, str):
+        assert sample == NoSample(expected)
+    else:
+        assert isinstance(sample, SampleEvent)
+        assert (sample.reward, sample.teacher) == (expected[0], said if expected[1] else None)
+    asks = skip_before_reading(score_event(**values), mode, has_hint=said != NoSignal())
+    if asks is not None:
+        assert sample == asks, "what is skipped unread is what would be skipped anyway"
+
+
+@pytest.mark.parametrize(
+    ("values", "mode", "has_hint", "skip"),
+    [
+        (FAILED, Mode.BINARY, True, "failed_score"),
+        (FAILED, Mode.COMBINE, True, None),
+        (FAILED, Mode.COMBINE, False, "failed_score"),
+        (NEUTRAL, Mode.COMBINE, False, "neutral_without_hint"),
+        (NEUTRAL, Mode.BINARY, False, None),
+        ({}, Mode.OPD, False, "no_hint"),
+        ({}, Mode.OPD, True, None),
+    ],
+)
+def test_a_turn_is_read_only_when_a_sample_may_come_of_it(
+    values: dict[str, Any], mode: Mode, has_hint: bool, skip: str | None
+) -> None:
+    assert skip_before_reading(score_event(**values), mode, has_hint=has_hint) == (NoSample(skip) if skip else None)
+
+
+def test_a_teacher_inside_the_trainer_gets_the_hinted_prompt() -> None:
+    sample = assemble(turn_event(1), score_event(**FAILED), REQUEST, Mode.COMBINE, created_at=NOW)
     assert isinstance(sample, SampleEvent)
-    assert (sample.reward, sample.teacher) == (-0.5, signal())
-
-
-def test_a_signal_without_a_verdict_is_distillation_alone() -> None:
-    sample = assemble(turn_event(1), score_event(**FAILED), signal(), created_at=NOW)
-    assert isinstance(sample, SampleEvent)
-    assert (sample.reward, sample.teacher) == (None, signal())
-
-
-def test_neither_verdict_nor_signal_is_nothing() -> None:
-    assert assemble(turn_event(1), score_event(**FAILED), None, created_at=NOW) == NoSample("failed_score")
-    assert skip_before_reading(score_event(**FAILED)) == NoSample("failed_score")
-    assert skip_before_reading(score_event()) is None
-
-
-def test_a_neutral_verdict_is_a_sample_that_the_trainer_decides_about() -> None:
-    sample = assemble(turn_event(1), score_event(verdict=0, reward=0.0), None, created_at=NOW)
-    assert isinstance(sample, SampleEvent)
-    assert sample.reward == 0.0
+    assert (sample.reward, sample.teacher, sample.teacher_request) == (None, None, REQUEST)
 
 
 @pytest.mark.parametrize("reason", list(UntrainableReason))
-@pytest.mark.parametrize("teacher", [None, signal()])
+@pytest.mark.parametrize("said", [NoSignal(), signal()])
+@pytest.mark.parametrize("mode", list(Mode))
 def test_an_untrainable_turn_is_skipped_with_its_reason(
-    reason: UntrainableReason, teacher: TeacherSignal | None
+    reason: UntrainableReason, said: TeacherSignal | NoSignal, mode: Mode
 ) -> None:
     turn = turn_event(1, trainable=False, untrainable_reason=reason)
-    assert assemble(turn, score_event(), teacher, created_at=NOW) == NoSample(f"untrainable_{reason.value}")
+    assert assemble(turn, score_event(), said, mode, created_at=NOW) == NoSample(f"untrainable_{reason.value}")
 
 
 @pytest.mark.parametrize("values", [{"turn_id": "turn-2"}, {"session_id": "session-9"}])
 def test_a_turn_that_is_not_the_scores_is_refused(values: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="score-1 is of turn"):
-        assemble(turn_event(1), score_event(**values), None, created_at=NOW)
+        assemble(turn_event(1), score_event(**values), NoSignal(), Mode.BINARY, created_at=NOW)
 
 
 def test_a_signal_of_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match=r"3 response ids but lengths \{'teacher.logprobs': 2\}"):
-        assemble(turn_event(1), score_event(), signal(tokens=2), created_at=NOW)
+        assemble(turn_event(1), score_event(), signal(tokens=2), Mode.COMBINE, created_at=NOW)
 
 
 EVIDENCE = st.tuples(st.integers(0, 5), st.booleans(), st.integers(0, 50))

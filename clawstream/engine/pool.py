@@ -1,10 +1,10 @@
-"""Several engines that serve the same judge model."""
+"""Several engines that serve the same model: for judges and teachers, which do not care which one answers."""
 
 import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from clawstream.engine.interface import EngineClient, ScoredTokens
+from clawstream.engine.interface import EngineClient, ModelInformation, ScoredTokens
 from clawstream.errors import EngineUnavailable
 
 Answer = TypeVar("Answer")
@@ -19,15 +19,32 @@ class EnginePool:
         self._engines = engines
         self._turns = itertools.count()
 
+    @property
+    def engines(self) -> Sequence[EngineClient]:
+        """Its members, for questions that each of them must answer."""
+        return self._engines
+
     async def generate_text(
         self, input_ids: Sequence[int], sampling_parameters: Mapping[str, Any]
     ) -> tuple[str, Mapping[str, Any]]:
         """See `EngineClient.generate_text`."""
         return await self._first(lambda engine: engine.generate_text(input_ids, sampling_parameters))
 
-    async def score(self, prompt_ids: Sequence[int], response_ids: Sequence[int]) -> ScoredTokens:
+    async def score(
+        self, prompt_ids: Sequence[int], response_ids: Sequence[int], *, top_k: int = 0, given_ids: Sequence[int] = ()
+    ) -> ScoredTokens:
         """See `EngineClient.score`."""
-        return await self._first(lambda engine: engine.score(prompt_ids, response_ids))
+        return await self._first(
+            lambda engine: engine.score(prompt_ids, response_ids, top_k=top_k, given_ids=given_ids)
+        )
+
+    async def token_texts(self, token_ids: Sequence[int]) -> list[str | None]:
+        """See `EngineClient.token_texts`."""
+        return await self._first(lambda engine: engine.token_texts(token_ids))
+
+    async def model_information(self) -> ModelInformation:
+        """See `EngineClient.model_information`."""
+        return await self._first(lambda engine: engine.model_information())
 
     async def close(self) -> None:
         """Closes every client."""

@@ -1,0 +1,19 @@
+"""Text of other people inside a prompt: it may say anything, but it cannot end its own message."""
+
+import re
+from typing import Final
+
+_SPECIAL_TOKEN: Final = re.compile(
+    r"(?P<open><)(?=[|/\uff5c]|think|tool|start_of|end_of|s>|bos>|eos>)"  # <|im_start|>, </think>, <start_of_turn>
+    r"|(?P<close>(?<=[|\uff5c])>)"
+    r"|(?P<bracket>\[)(?=/?(?:INST|SYS|TOOL|SYSTEM))",  # [INST], [/INST], [TOOL_CALLS]
+    re.IGNORECASE,
+)
+
+
+def without_special_tokens(text: str) -> str:
+    """`text` with a space in everything that a tokenizer or a chat template could take for a token of its own.
+
+    Tokenizers read `<|im_end|>` inside a message as the end of that message. The space keeps the text legible.
+    """
+    return _SPECIAL_TOKEN.sub(lambda match: " >" if match["close"] else f"{match[0]} ", text)
