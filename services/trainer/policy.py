@@ -7,15 +7,14 @@ one batch (or several, each on a part of its own): gradients accumulate over mic
 global counts, so how a batch is cut into micro-batches and spread over ranks changes nothing but rounding.
 """
 
-import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from services.trainer.algorithms.base import Algorithm, GivenIds, TokenBatch
+from services.trainer.algorithms.base import Algorithm
 from services.trainer.algorithms.options import IdSource
 from services.trainer.engine import cpu_platform
 from services.trainer.engine.bridge import read_config
@@ -26,8 +25,10 @@ from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.engine.weights import ReadTensor, load_hugging_face, load_shards, whole_tensors
 from services.trainer.given_ids import given_ids
 from services.trainer.metrics import StepMeasurements
-from services.trainer.packing import PackedRow, pack, plan_micro_batches, share_among_ranks
+from services.trainer.packing import PackedRow, pack, plan_micro_batches
 from services.trainer.sample import StepResult, TrainingSample, UnchangedReason
+from services.trainer.step_plan import MicroBatch, PartPlan, consecutive_parts, plan_part
+from services.trainer.token_batches import PolicyOutputs, token_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,33 +48,6 @@ class PolicySnapshot:
     """Optimizer updates made."""
     model_dtype: torch.dtype
     """The type that the model computes in, and in which weights are published."""
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyOutputs:
-    """What a forward pass says about the response tokens of a row, end to end."""
-
-    log_probs: torch.Tensor
-    """[tokens] of the sampled ids, at each sample's temperature."""
-    entropies: torch.Tensor
-    """[tokens] in nats, at each sample's temperature."""
-    unit_log_probs: torch.Tensor
-    """[tokens] of the sampled ids at temperature 1; empty where the algorithm needs none."""
-    given_log_probs: torch.Tensor
-    """[tokens, k] of further ids at temperature 1; empty where the algorithm needs none."""
-
-    def constant(self) -> "PolicyOutputs":
-        """The same numbers without a gradient."""
-        return PolicyOutputs(
-            self.log_probs.detach(),
-            self.entropies.detach(),
-            self.unit_log_probs.detach(),
-            self.given_log_probs.detach(),
-        )
-
-
-MicroBatch = tuple[int, ...]
-"""Places of its samples in the batch."""
 
 
 class PolicyTrainer:
@@ -144,10 +118,12 @@ class PolicyTrainer:
         if not batch:
             raise ValueError("a batch needs at least one sample")
         self._check_vocabulary(batch)
-        parts = _parts(len(batch), self._updates_per_batch)
-        plans = [self._plan(batch, part) for part in parts]
+        plans = [
+            plan_part(batch, part, self._algorithm, self._tokens_per_micro_batch, self.layout)
+            for part in consecutive_parts(len(batch), self._updates_per_batch)
+        ]
         proximal: dict[MicroBatch, PolicyOutputs] = {}
-        if len(parts) > 1 or self._algorithm.needs.recomputed_proximal:
+        if len(plans) > 1 or self._algorithm.needs.recomputed_proximal:
             proximal = self._proximal(batch, [each for plan in plans for each in plan.micro_batches])
         total = self._new_measurements(batch)
         reasons: list[UnchangedReason | None] = []
@@ -155,35 +131,14 @@ class PolicyTrainer:
         gradient_norms: list[float] = []
         for plan in plans:
             reason, blamed, gradient_norm, measurements = self._update(batch, plan, proximal, learning_rate)
-            total.merge(measurements)
+            if reason is not UnchangedReason.NON_FINITE or len(plans) == 1:
+                total.merge(measurements)
             reasons.append(reason)
             culprits += blamed
             gradient_norms.append(gradient_norm)
         changed = None in reasons
         reason = None if changed else reasons[0]
         return self._result(batch, total, reason, max(gradient_norms), learning_rate, culprits)
-
-    def _plan(self, batch: Sequence[TrainingSample], part: range) -> "_PartPlan":
-        """What of a part is computed, with which weights, and which micro-batches are this rank's."""
-        culprits = [batch[index].sample_id for index in part if not batch[index].is_finite]
-        if culprits:
-            return _PartPlan(UnchangedReason.NON_FINITE, culprits)
-        whole = _mask_batch([batch[index] for index in part])
-        weights = self._algorithm.sample_weights(whole)
-        belongs = torch.stack(list(weights.values())).sum(0) > 0  # [samples]
-        if not bool(belongs.any()):
-            return _PartPlan(UnchangedReason.ALL_MASKED)
-        has_signal = self._algorithm.has_signal(whole)
-        if not bool(has_signal.any()):
-            return _PartPlan(UnchangedReason.ZERO_ADVANTAGE)
-        # A sample without signal adds exactly 0 to the gradient: it counts in the denominators, and costs nothing.
-        is_computed = belongs if self._algorithm.needs.every_sample else has_signal
-        computed = [part[place] for place in is_computed.nonzero().flatten().tolist()]
-        lengths = [batch[index].num_tokens for index in computed]
-        plan = plan_micro_batches(lengths, self._tokens_per_micro_batch)
-        mine = share_among_ranks(plan, lengths, self.layout.data_size)[self.layout.data_rank]
-        micro_batches = [tuple(computed[place] for place in each) for each in mine]
-        return _PartPlan(None, [], part.start, weights, micro_batches)
 
     @torch.no_grad()
     def _proximal(
@@ -195,7 +150,7 @@ class PolicyTrainer:
     def _update(
         self,
         batch: Sequence[TrainingSample],
-        plan: "_PartPlan",
+        plan: PartPlan,
         proximal: dict[MicroBatch, PolicyOutputs],
         learning_rate: float,
     ) -> tuple[UnchangedReason | None, list[str], float, StepMeasurements]:
@@ -227,7 +182,7 @@ class PolicyTrainer:
         self,
         batch: Sequence[TrainingSample],
         micro_batch: MicroBatch,
-        plan: "_PartPlan",
+        plan: PartPlan,
         proximal: PolicyOutputs | None,
         measurements: StepMeasurements,
     ) -> None:
@@ -235,7 +190,7 @@ class PolicyTrainer:
         samples = [batch[index] for index in micro_batch]
         outputs, row = self._forward(samples)
         # Without a forward pass of its own the policy at the start of the batch is the current one.
-        tokens = self._token_batch(samples, outputs, proximal or outputs.constant())
+        tokens = token_batch(samples, outputs, proximal or outputs.constant(), self._algorithm.needs)
         if self._reference is not None:
             with torch.no_grad():
                 tokens = replace(tokens, reference_log_probs=self._forward(samples, self._reference)[0].log_probs)
@@ -279,43 +234,6 @@ class PolicyTrainer:
                 unit, given = both[:, 0], both[:, 1:]
         return PolicyOutputs(log_probs, entropies, unit, given), row
 
-    def _token_batch(
-        self, samples: Sequence[TrainingSample], outputs: PolicyOutputs, proximal: PolicyOutputs
-    ) -> TokenBatch:
-        needs = self._algorithm.needs
-        device, dtype = outputs.log_probs.device, outputs.log_probs.dtype
-        masks = np.concatenate([sample.mask for sample in samples])
-        behaviour = np.concatenate([sample.behaviour_log_probs for sample in samples])
-        teacher = np.concatenate(
-            [
-                np.zeros(sample.response_ids.size)
-                if sample.teacher is None
-                else np.where(sample.teacher.mask, sample.teacher.log_probs, 0.0)
-                for sample in samples
-            ]
-        )
-        given = None
-        if needs.ids is not IdSource.NONE:
-            wanted = given_ids(samples, needs.ids, needs.ids_per_token)
-            given = GivenIds(
-                log_probs=outputs.given_log_probs,
-                proximal_log_probs=proximal.given_log_probs,
-                teacher_log_probs=torch.as_tensor(wanted.teacher_log_probs, device=device, dtype=dtype),
-                mask=torch.as_tensor(wanted.ids >= 0, device=device),
-            )
-        return replace(
-            _mask_batch(samples, device=device, dtype=dtype),
-            log_probs=outputs.log_probs,
-            proximal_log_probs=proximal.log_probs,
-            # A masked token's number is never used; 0 keeps a NaN in it from reaching the gradient as 0 * NaN.
-            behaviour_log_probs=torch.as_tensor(np.where(masks, behaviour, 0.0), device=device, dtype=dtype),
-            teacher_log_probs=torch.as_tensor(teacher, device=device, dtype=dtype),
-            unit_log_probs=outputs.unit_log_probs,
-            unit_proximal_log_probs=proximal.unit_log_probs,
-            entropies=outputs.entropies,
-            given=given,
-        )
-
     def _new_measurements(self, batch: Sequence[TrainingSample]) -> StepMeasurements:
         return StepMeasurements(len(batch), self._algorithm.components, cpu_platform.device())
 
@@ -338,8 +256,10 @@ class PolicyTrainer:
     def _check_vocabulary(self, samples: Sequence[TrainingSample]) -> None:
         size = self.model.vocabulary_size
         for sample in samples:
-            for ids in (sample.prompt_ids, sample.response_ids):
-                if ids.min() < 0 or ids.max() >= size:
+            teacher = sample.teacher
+            targets = [] if teacher is None else [each.ids for each in (teacher.top, teacher.support) if each]
+            for lowest, ids in ((0, sample.prompt_ids), (0, sample.response_ids), *((-1, each) for each in targets)):
+                if ids.size and (ids.min() < lowest or ids.max() >= size):
                     raise ValueError(
                         f"sample {sample.sample_id}: token ids {ids.min()}..{ids.max()} do not fit "
                         f"the model's vocabulary of {size}; it was made with another tokenizer"
@@ -420,52 +340,3 @@ def _random_state() -> dict[str, torch.Tensor]:
     if cpu_platform.has_gpu():
         state["cuda"] = torch.cuda.get_rng_state()
     return state
-
-
-@dataclass(frozen=True, slots=True)
-class _PartPlan:
-    """What is to be computed of a part of the batch."""
-
-    reason: UnchangedReason | None
-    """Why nothing is, when nothing is."""
-    culprits: list[str] = field(default_factory=list)
-    """Samples to blame for it."""
-    first: int = 0
-    """Place of the part's first sample in the batch."""
-    weights: dict[str, torch.Tensor] = field(default_factory=dict)
-    """[samples of the part] by component."""
-    micro_batches: list[MicroBatch] = field(default_factory=list)
-    """Those of this rank."""
-
-
-def _parts(num_samples: int, updates: int) -> list[range]:
-    """Consecutive parts of nearly equal size; fewer than `updates` where there are fewer samples."""
-    count = min(updates, num_samples)
-    bounds = [num_samples * index // count for index in range(count + 1)]
-    return [range(start, end) for start, end in itertools.pairwise(bounds)]
-
-
-def _mask_batch(
-    samples: Sequence[TrainingSample], *, device: torch.device | None = None, dtype: torch.dtype = torch.float32
-) -> TokenBatch:
-    """The samples' tokens end to end, with masks and advantages only: every log-prob is empty."""
-    numbers: dict[str, int] = {}
-    rollouts = [
-        numbers.setdefault(sample.rollout_id or f"/{place}", len(numbers)) for place, sample in enumerate(samples)
-    ]
-    lengths = [sample.response_ids.size for sample in samples]
-    empty = torch.empty(0, dtype=dtype, device=device)
-    return TokenBatch(
-        log_probs=empty,
-        proximal_log_probs=empty,
-        behaviour_log_probs=empty,
-        sample_of_token=torch.as_tensor(np.repeat(np.arange(len(samples)), lengths), device=device),
-        advantages=torch.as_tensor([sample.rl_advantage for sample in samples], device=device, dtype=dtype),
-        rl_mask=torch.as_tensor(np.concatenate([sample.rl_mask for sample in samples]), device=device),
-        opd_mask=torch.as_tensor(np.concatenate([sample.opd_mask for sample in samples]), device=device),
-        rollout_of_sample=torch.as_tensor(rollouts, device=device),
-        teacher_log_probs=empty,
-        unit_log_probs=empty,
-        unit_proximal_log_probs=empty,
-        entropies=empty,
-    )
