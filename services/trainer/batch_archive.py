@@ -19,9 +19,10 @@ from safetensors.numpy import save
 
 from clawstream.durable_files import replace_file, sha256_of_file
 from clawstream.errors import BlobError
-from services.trainer.sample import TrainingSample
+from services.trainer.sample import IdTargets, TeacherTargets, TrainingSample
 
-_FORMAT = 1
+_FORMAT = 2
+_ID_TARGETS = ("top", "support")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,12 @@ class BatchArchive:
         """Archives a batch, synced to the disk; the same step is replaced. Raises OSError when it cannot."""
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / f"step-{step:08d}.safetensors"
-        document = {"format": _FORMAT, "step": step, "sample_ids": [sample.sample_id for sample in samples]}
+        document = {
+            "format": _FORMAT,
+            "step": step,
+            "sample_ids": [sample.sample_id for sample in samples],
+            "rollout_ids": [sample.rollout_id for sample in samples],
+        }
         replace_file(path, save(_to_arrays(samples), metadata={"clawstream": orjson.dumps(document).decode()}))
         if self._keep is not None:
             for old in sorted(self._directory.glob("step-*.safetensors"))[: -self._keep]:
@@ -76,6 +82,11 @@ def read_batch(path: Path, sha256: str) -> list[TrainingSample]:
     responses, behaviour, masks = (
         np.split(arrays[name], ends) for name in ("response_ids", "behaviour_log_probs", "rl_mask")
     )
+    teachers = _teachers(arrays, ends)
+    advantages = [
+        float(advantage) if is_given else None
+        for advantage, is_given in zip(arrays["advantages"], arrays["has_advantage"], strict=True)
+    ]
     return [
         TrainingSample(
             sample_id=sample_id,
@@ -85,13 +96,17 @@ def read_batch(path: Path, sha256: str) -> list[TrainingSample]:
             rl_mask=masks[index].astype(np.bool_),
             reward=float(arrays["rewards"][index]),
             sampling_temperature=float(arrays["sampling_temperatures"][index]),
+            advantage=advantages[index],
+            teacher=teachers[index],
+            rollout_id=document["rollout_ids"][index],
         )
         for index, sample_id in enumerate(document["sample_ids"])
     ]
 
 
 def _to_arrays(samples: Sequence[TrainingSample]) -> dict[str, NDArray[Any]]:
-    return {
+    zeros = [np.zeros(sample.response_ids.size, np.float32) for sample in samples]
+    arrays = {
         "prompt_ids": np.concatenate([sample.prompt_ids for sample in samples]),
         "prompt_ends": np.cumsum([sample.prompt_ids.size for sample in samples], dtype=np.int64),
         "response_ids": np.concatenate([sample.response_ids for sample in samples]),
@@ -99,5 +114,45 @@ def _to_arrays(samples: Sequence[TrainingSample]) -> dict[str, NDArray[Any]]:
         "behaviour_log_probs": np.concatenate([sample.behaviour_log_probs for sample in samples]),
         "rl_mask": np.concatenate([sample.rl_mask for sample in samples]).astype(np.uint8),
         "rewards": np.asarray([sample.reward for sample in samples], dtype=np.float64),
+        "advantages": np.asarray([sample.rl_advantage for sample in samples], dtype=np.float64),
+        "has_advantage": np.asarray([sample.advantage is not None for sample in samples], dtype=np.uint8),
         "sampling_temperatures": np.asarray([sample.sampling_temperature for sample in samples], dtype=np.float64),
+        "has_teacher": np.asarray([sample.teacher is not None for sample in samples], dtype=np.uint8),
+        "opd_mask": np.concatenate([sample.opd_mask for sample in samples]).astype(np.uint8),
+        "teacher_log_probs": np.concatenate(
+            [
+                none if sample.teacher is None else sample.teacher.log_probs
+                for sample, none in zip(samples, zeros, strict=True)
+            ]
+        ),
     }
+    for name in _ID_TARGETS:
+        targets = [None if sample.teacher is None else getattr(sample.teacher, name) for sample in samples]
+        arrays[f"teacher_{name}_widths"] = np.asarray(
+            [0 if each is None else each.ids.shape[1] for each in targets], dtype=np.int64
+        )
+        flat = [each for each in targets if each is not None]
+        none = IdTargets(np.empty(0, np.int32), np.empty(0, np.float32))
+        arrays[f"teacher_{name}_ids"] = np.concatenate([each.ids.ravel() for each in (none, *flat)])
+        arrays[f"teacher_{name}_log_probs"] = np.concatenate([each.log_probs.ravel() for each in (none, *flat)])
+    return arrays
+
+
+def _teachers(arrays: dict[str, NDArray[Any]], ends: NDArray[np.int64]) -> list[TeacherTargets | None]:
+    masks = np.split(arrays["opd_mask"].astype(np.bool_), ends)
+    log_probs = np.split(arrays["teacher_log_probs"], ends)
+    targets: dict[str, list[IdTargets | None]] = {}
+    for name in _ID_TARGETS:
+        widths = arrays[f"teacher_{name}_widths"]
+        bounds = np.cumsum([mask.size * width for mask, width in zip(masks, widths, strict=True)])[:-1]
+        ids, values = (np.split(arrays[f"teacher_{name}_{what}"], bounds) for what in ("ids", "log_probs"))
+        targets[name] = [
+            IdTargets(ids[index].reshape(-1, width), values[index].reshape(-1, width)) if width else None
+            for index, width in enumerate(widths)
+        ]
+    return [
+        TeacherTargets(masks[index], log_probs[index], targets["top"][index], targets["support"][index])
+        if has_teacher
+        else None
+        for index, has_teacher in enumerate(arrays["has_teacher"])
+    ]

@@ -3,28 +3,32 @@
 """The policy being trained: load, step, snapshot, restore. No Kafka, no clock, no files but the base model's.
 
 Every rank holds the same batch and calls the same methods in the same order. A step is one optimizer update on
-one batch: gradients accumulate over micro-batches, losses are divided by global counts, so how a batch is cut
-into micro-batches and spread over ranks changes nothing but rounding.
+one batch (or several, each on a part of its own): gradients accumulate over micro-batches, losses are divided by
+global counts, so how a batch is cut into micro-batches and spread over ranks changes nothing but rounding.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from services.trainer.algorithms.base import Algorithm, TokenBatch
+from services.trainer.algorithms.base import Algorithm
+from services.trainer.algorithms.options import IdSource
 from services.trainer.engine import cpu_platform
 from services.trainer.engine.bridge import read_config
-from services.trainer.engine.log_probabilities import VocabularyShard, log_probabilities
+from services.trainer.engine.log_probabilities import VocabularyShard, log_probabilities, log_probabilities_at
 from services.trainer.engine.model import PolicyModel
 from services.trainer.engine.optimizer import OptimizerSettings, ParallelAdamW
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.engine.weights import ReadTensor, load_hugging_face, load_shards, whole_tensors
+from services.trainer.given_ids import given_ids
 from services.trainer.metrics import StepMeasurements
-from services.trainer.packing import pack, plan_micro_batches, share_among_ranks
+from services.trainer.packing import PackedRow, pack, plan_micro_batches
 from services.trainer.sample import StepResult, TrainingSample, UnchangedReason
+from services.trainer.step_plan import MicroBatch, PartPlan, consecutive_parts, plan_part
+from services.trainer.token_batches import PolicyOutputs, token_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +61,21 @@ class PolicyTrainer:
         optimizer_settings: OptimizerSettings | None = None,
         tokens_per_micro_batch: int = 2048,
         dtype: torch.dtype = torch.float32,
+        updates_per_batch: int = 1,
+        reference_directory: Path | None = None,
     ) -> None:
+        """`updates_per_batch` cuts a batch into so many parts, with an update on each; all of them are bounded against
+        the policy at the start of the batch. `reference_directory` holds the base model where the algorithm needs it
+        (None: what is loaded first).
+        """
         self.layout = layout
         self._algorithm = algorithm
         self._optimizer_settings = optimizer_settings or OptimizerSettings()
         self._tokens_per_micro_batch = tokens_per_micro_batch
         self._dtype = dtype
+        self._updates_per_batch = updates_per_batch
+        self._reference_directory = reference_directory
+        self._reference: PolicyModel | None = None
         self._model: PolicyModel | None = None
         self._optimizer: ParallelAdamW | None = None
 
@@ -85,93 +98,144 @@ class PolicyTrainer:
 
         Raises SettingsError for a model that cannot be trained, WeightsError for missing or misshapen tensors.
         """
-        config = read_config(str(hugging_face_directory))
-        model = PolicyModel(config, dtype=self._dtype, tensor_parallel_size=self.layout.tensor_size)
-        load_hugging_face(model, self.layout, hugging_face_directory)
-        self._model = model
-        self._optimizer = ParallelAdamW(model.named_parameters(), self.layout, self._optimizer_settings)
+        self._model = self._read_model(hugging_face_directory)
+        self._optimizer = ParallelAdamW(self._model.named_parameters(), self.layout, self._optimizer_settings)
+        if self._algorithm.needs.reference and self._reference is None:
+            self._reference = self._read_model(self._reference_directory or hugging_face_directory)
+
+    def _read_model(self, directory: Path) -> PolicyModel:
+        model = PolicyModel(
+            read_config(str(directory)), dtype=self._dtype, tensor_parallel_size=self.layout.tensor_size
+        )
+        load_hugging_face(model, self.layout, directory)
+        return model
 
     def train_step(self, batch: Sequence[TrainingSample], learning_rate: float) -> StepResult:
-        """One update on `batch`, or none, with the reason. A collective of all ranks.
+        """One update on `batch` (or on each part of it), or none, with the reason. A collective of all ranks.
 
         Raises ValueError for an empty batch and for token ids outside the vocabulary.
         """
         if not batch:
             raise ValueError("a batch needs at least one sample")
         self._check_vocabulary(batch)
+        plans = [
+            plan_part(batch, part, self._algorithm, self._tokens_per_micro_batch, self.layout)
+            for part in consecutive_parts(len(batch), self._updates_per_batch)
+        ]
+        proximal: dict[MicroBatch, PolicyOutputs] = {}
+        if len(plans) > 1 or self._algorithm.needs.recomputed_proximal:
+            proximal = self._proximal(batch, [each for plan in plans for each in plan.micro_batches])
+        total = self._new_measurements(batch)
+        reasons: list[UnchangedReason | None] = []
+        culprits: list[str] = []
+        gradient_norms: list[float] = []
+        for plan in plans:
+            reason, blamed, gradient_norm, measurements = self._update(batch, plan, proximal, learning_rate)
+            if reason is not UnchangedReason.NON_FINITE or len(plans) == 1:
+                total.merge(measurements)
+            reasons.append(reason)
+            culprits += blamed
+            gradient_norms.append(gradient_norm)
+        changed = None in reasons
+        reason = None if changed else reasons[0]
+        return self._result(batch, total, reason, max(gradient_norms), learning_rate, culprits)
+
+    @torch.no_grad()
+    def _proximal(
+        self, batch: Sequence[TrainingSample], micro_batches: Sequence[MicroBatch]
+    ) -> dict[MicroBatch, PolicyOutputs]:
+        """The policy at the start of the batch, where it cannot be read off the first forward pass."""
+        return {each: self._forward([batch[index] for index in each])[0] for each in micro_batches}
+
+    def _update(
+        self,
+        batch: Sequence[TrainingSample],
+        plan: PartPlan,
+        proximal: dict[MicroBatch, PolicyOutputs],
+        learning_rate: float,
+    ) -> tuple[UnchangedReason | None, list[str], float, StepMeasurements]:
+        """(why nothing changed, who is to blame, gradient norm, measurements) of one part."""
         self.optimizer.discard_gradients()
-        measurements = StepMeasurements(len(batch), cpu_platform.device())
-
-        def unchanged(reason: UnchangedReason, culprits: Sequence[str] = ()) -> StepResult:
-            self.optimizer.discard_gradients()
-            return self._result(batch, measurements, reason, 0.0, learning_rate, culprits)
-
-        culprits = [sample.sample_id for sample in batch if not sample.is_finite]
-        if culprits:
-            return unchanged(UnchangedReason.NON_FINITE, culprits)
-        whole_batch = _token_batch(batch, torch.empty(0))
-        components = self._algorithm.component_samples(whole_batch)
-        num_samples = {name: int(members.sum()) for name, members in components.items()}
-        if not any(num_samples.values()):
-            return unchanged(UnchangedReason.ALL_MASKED)
-        has_signal = self._algorithm.has_signal(whole_batch).tolist()
-        if not any(has_signal):
-            return unchanged(UnchangedReason.ZERO_ADVANTAGE)
-
-        # A sample without signal adds exactly 0 to the gradient: it counts in the denominators, and costs nothing.
-        computed = [index for index, signal in enumerate(has_signal) if signal]
-        lengths = [batch[index].num_tokens for index in computed]
-        plan = plan_micro_batches(lengths, self._tokens_per_micro_batch)
-        for micro_batch in share_among_ranks(plan, lengths, self.layout.data_size)[self.layout.data_rank]:
-            self._accumulate(batch, [computed[place] for place in micro_batch], num_samples, measurements)
+        measurements = self._new_measurements(batch)
+        if plan.reason is not None:
+            return plan.reason, plan.culprits, 0.0, measurements
+        for micro_batch in plan.micro_batches:
+            self._accumulate(batch, micro_batch, plan, proximal.get(micro_batch), measurements)
         measurements.combine(self.layout)
         gradient_norm = self.optimizer.reduce_gradients()
         if not np.isfinite(gradient_norm) or not np.isfinite(measurements.loss):
+            self.optimizer.discard_gradients()
             statistics = measurements.sample_statistics()
             culprits = [
                 sample.sample_id
                 for sample, statistic in zip(batch, statistics, strict=True)
                 if not np.isfinite(statistic.loss)
             ]
-            return unchanged(UnchangedReason.NON_FINITE, culprits)
+            return UnchangedReason.NON_FINITE, culprits, 0.0, measurements
         if gradient_norm == 0.0:
-            return unchanged(UnchangedReason.ZERO_GRADIENT)
+            self.optimizer.discard_gradients()
+            return UnchangedReason.ZERO_GRADIENT, [], 0.0, measurements
         self.optimizer.step(learning_rate, gradient_norm)
-        return self._result(batch, measurements, None, gradient_norm, learning_rate)
+        return None, [], gradient_norm, measurements
 
     def _accumulate(
         self,
         batch: Sequence[TrainingSample],
-        indices: list[int],
-        num_samples: dict[str, int],
+        micro_batch: MicroBatch,
+        plan: PartPlan,
+        proximal: PolicyOutputs | None,
         measurements: StepMeasurements,
     ) -> None:
         """Forward and backward of one micro-batch."""
-        samples = [batch[index] for index in indices]
-        row = pack([(sample.prompt_ids, sample.response_ids) for sample in samples])
-        log_probs, entropies = self._log_probs(samples, row, self.model.logits(row))
-        # With one update per batch the policy at its start is the current one: no second forward pass.
-        tokens = _token_batch(samples, log_probs)
-        loss = self._algorithm.loss(tokens, num_samples)
+        samples = [batch[index] for index in micro_batch]
+        outputs, row = self._forward(samples)
+        # Without a forward pass of its own the policy at the start of the batch is the current one.
+        tokens = token_batch(samples, outputs, proximal or outputs.constant(), self._algorithm.needs)
+        if self._reference is not None:
+            with torch.no_grad():
+                tokens = replace(tokens, reference_log_probs=self._forward(samples, self._reference)[0].log_probs)
+        place = torch.as_tensor(micro_batch, device=outputs.log_probs.device)
+        weights = {name: each.to(place.device)[place - plan.first] for name, each in plan.weights.items()}
+        loss = self._algorithm.loss(tokens, weights)
         loss.per_sample.sum().backward()
-        place = torch.as_tensor(indices, device=log_probs.device)
-        measurements.add(place, tokens, entropies, loss, row.token_ids.size)
+        measurements.add(place, tokens, loss, row.token_ids.size)
 
-    def _log_probs(self, samples, row, logits) -> tuple[torch.Tensor, torch.Tensor]:
-        temperatures = np.asarray([sample.sampling_temperature for sample in samples])[row.sequence_of_target]
+    def _forward(
+        self, samples: Sequence[TrainingSample], model: PolicyModel | None = None
+    ) -> tuple[PolicyOutputs, PackedRow]:
+        """One pass over the samples packed into a row; log-probs at all temperatures and ids that are needed."""
+        model = model or self.model
+        needs = self._algorithm.needs
+        row = pack([(sample.prompt_ids, sample.response_ids) for sample in samples])
+        logits = model.logits(row)
         shard = VocabularyShard.of_rank(
-            self.model.vocabulary_size,
+            model.vocabulary_size,
             logits.size(1),
             self.layout.tensor_rank,
             self.layout.tensor_size,
             self.layout.tensor_group,
         )
-        return log_probabilities(
-            logits,
-            torch.as_tensor(row.target_ids, device=logits.device),
-            torch.as_tensor(temperatures, device=logits.device),
-            shard,
+        targets = torch.as_tensor(row.target_ids, device=logits.device)
+        temperatures = torch.as_tensor(
+            np.asarray([sample.sampling_temperature for sample in samples])[row.sequence_of_target],
+            device=logits.device,
         )
+        log_probs, entropies = log_probabilities(logits, targets, temperatures, shard)
+        unit, given = log_probs.new_empty(0), log_probs.new_empty(0)
+        if model is self.model and (needs.unit_temperature or needs.ids is not IdSource.NONE):
+            further = np.empty((targets.numel(), 0), np.int64)
+            if needs.ids is not IdSource.NONE:
+                further = given_ids(samples, needs.ids, needs.ids_per_token).ids
+            if needs.unit_temperature and further.shape[1] == 0 and bool((temperatures == 1).all()):
+                unit = log_probs
+            else:
+                ids = torch.cat([targets[:, None], torch.as_tensor(further, device=logits.device)], dim=1)
+                both, _ = log_probabilities_at(logits, ids, torch.ones_like(temperatures), shard)  # [tokens, 1 + k]
+                unit, given = both[:, 0], both[:, 1:]
+        return PolicyOutputs(log_probs, entropies, unit, given), row
+
+    def _new_measurements(self, batch: Sequence[TrainingSample]) -> StepMeasurements:
+        return StepMeasurements(len(batch), self._algorithm.components, cpu_platform.device())
 
     @torch.no_grad()
     def score(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
@@ -183,8 +247,7 @@ class PolicyTrainer:
         answers: list[np.ndarray] = [np.empty(0)] * len(samples)
         for micro_batch in plan_micro_batches([s.num_tokens for s in samples], self._tokens_per_micro_batch):
             chosen = [samples[index] for index in micro_batch]
-            row = pack([(sample.prompt_ids, sample.response_ids) for sample in chosen])
-            log_probs, _ = self._log_probs(chosen, row, self.model.logits(row))
+            log_probs = self._forward(chosen)[0].log_probs
             ends = np.cumsum([sample.response_ids.size for sample in chosen])[:-1]
             for index, part in zip(micro_batch, np.split(log_probs.cpu().numpy(), ends), strict=True):
                 answers[index] = part
@@ -193,8 +256,10 @@ class PolicyTrainer:
     def _check_vocabulary(self, samples: Sequence[TrainingSample]) -> None:
         size = self.model.vocabulary_size
         for sample in samples:
-            for ids in (sample.prompt_ids, sample.response_ids):
-                if ids.min() < 0 or ids.max() >= size:
+            teacher = sample.teacher
+            targets = [] if teacher is None else [each.ids for each in (teacher.top, teacher.support) if each]
+            for lowest, ids in ((0, sample.prompt_ids), (0, sample.response_ids), *((-1, each) for each in targets)):
+                if ids.size and (ids.min() < lowest or ids.max() >= size):
                     raise ValueError(
                         f"sample {sample.sample_id}: token ids {ids.min()}..{ids.max()} do not fit "
                         f"the model's vocabulary of {size}; it was made with another tokenizer"
@@ -209,7 +274,9 @@ class PolicyTrainer:
         learning_rate: float,
         culprits: Sequence[str] = (),
     ) -> StepResult:
-        rewards = np.asarray([sample.reward for sample in batch if sample.rl_mask.any()] or [0.0])
+        rewarded = [sample for sample in batch if sample.rl_mask.any()]
+        rewards = np.asarray([sample.reward for sample in rewarded] or [0.0])
+        advantages = np.asarray([sample.rl_advantage for sample in rewarded] or [0.0])
         metrics = measurements.metrics() | {
             "gradient_norm": gradient_norm,
             "learning_rate": learning_rate,
@@ -218,6 +285,9 @@ class PolicyTrainer:
             "reward_mean": float(rewards.mean()),
             "reward_std": float(rewards.std()),
             "nonzero_reward_share": float((rewards != 0).mean()),
+            "nonzero_advantage_share": float((advantages != 0).mean()),
+            "num_rl_samples": float(len(rewarded)),
+            "num_opd_samples": float(sum(bool(sample.opd_mask.any()) for sample in batch)),
         }
         statistics = measurements.sample_statistics()
         return StepResult(
@@ -270,20 +340,3 @@ def _random_state() -> dict[str, torch.Tensor]:
     if cpu_platform.has_gpu():
         state["cuda"] = torch.cuda.get_rng_state()
     return state
-
-
-def _token_batch(samples: Sequence[TrainingSample], log_probs: torch.Tensor) -> TokenBatch:
-    """The samples' tokens end to end. `log_probs` may be empty where only masks and rewards are read."""
-    device, dtype = log_probs.device, log_probs.dtype
-    masks = np.concatenate([sample.rl_mask for sample in samples])
-    behaviour = np.concatenate([sample.behaviour_log_probs for sample in samples])
-    lengths = [sample.response_ids.size for sample in samples]
-    return TokenBatch(
-        log_probs=log_probs,
-        proximal_log_probs=log_probs.detach(),
-        # A masked token's number is never used; 0 keeps a NaN in it from reaching the gradient as 0 * NaN.
-        behaviour_log_probs=torch.as_tensor(np.where(masks, behaviour, 0.0), device=device, dtype=dtype),
-        sample_of_token=torch.as_tensor(np.repeat(np.arange(len(samples)), lengths), device=device),
-        rewards=torch.as_tensor([sample.reward for sample in samples], device=device, dtype=dtype),
-        rl_mask=torch.as_tensor(masks, device=device),
-    )

@@ -1,11 +1,35 @@
 """What a step trains on, and what it answers: plain data, no Kafka and no torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class IdTargets:
+    """A teacher's log-probs at several ids for every token."""
+
+    ids: NDArray[np.int32]
+    """[response_tokens, k]; -1 where a token has fewer than k."""
+    log_probs: NDArray[np.float32]
+    """[response_tokens, k] in nats, at temperature 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherTargets:
+    """What a teacher who has read the hint thinks of an answer. All at temperature 1."""
+
+    mask: NDArray[np.bool_]
+    """[response_tokens]: tokens of the distillation component."""
+    log_probs: NDArray[np.float32]
+    """[response_tokens] in nats, of the response's own ids."""
+    top: IdTargets | None = None
+    """At the teacher's likeliest ids."""
+    support: IdTargets | None = None
+    """At the likeliest ids of the policy that sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +50,25 @@ class TrainingSample:
     """Reward of the RL component; ignored where the mask is False."""
     sampling_temperature: float = 1.0
     """Temperature that the answer was sampled with; positive."""
+    advantage: float | None = None
+    """What the RL component makes of the reward (a group's, or beside a baseline); None: the reward itself."""
+    teacher: TeacherTargets | None = None
+    """Targets of the distillation component, if any."""
+    rollout_id: str = ""
+    """The rollout that this answer is a step of; empty for a conversation's turn, which counts as one by itself."""
 
     def __post_init__(self) -> None:
         lengths = {"behaviour_log_probs": self.behaviour_log_probs.shape, "rl_mask": self.rl_mask.shape}
+        if self.teacher is not None:
+            lengths |= {"teacher.mask": self.teacher.mask.shape, "teacher.log_probs": self.teacher.log_probs.shape}
+            for name, targets in (("top", self.teacher.top), ("support", self.teacher.support)):
+                if targets is not None:
+                    lengths[f"teacher.{name}"] = targets.ids.shape[:1]
+                    if targets.ids.ndim != 2 or targets.ids.shape != targets.log_probs.shape:
+                        shapes = f"{targets.ids.shape} and {targets.log_probs.shape}"
+                        raise ValueError(
+                            f"sample {self.sample_id}: teacher.{name} has shapes {shapes}, not [tokens, k]"
+                        )
         wrong = {name: shape for name, shape in lengths.items() if shape != (self.response_ids.size,)}
         if wrong or self.response_ids.ndim != 1 or self.prompt_ids.ndim != 1:
             raise ValueError(f"sample {self.sample_id}: {self.response_ids.size} response ids, but shapes {wrong}")
@@ -43,11 +83,44 @@ class TrainingSample:
         return self.prompt_ids.size + self.response_ids.size - 1
 
     @property
+    def rl_advantage(self) -> float:
+        """Advantage of the RL component."""
+        return self.reward if self.advantage is None else self.advantage
+
+    @property
+    def opd_mask(self) -> NDArray[np.bool_]:
+        """[response_tokens]: tokens of the distillation component; all False without a teacher."""
+        return np.zeros(self.response_ids.size, np.bool_) if self.teacher is None else self.teacher.mask
+
+    @property
+    def mask(self) -> NDArray[np.bool_]:
+        """[response_tokens]: tokens of either component."""
+        return self.rl_mask | self.opd_mask
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether it can have a gradient: an unmasked token with an advantage that is not 0, or a teacher."""
+        return bool((self.rl_mask.any() and self.rl_advantage != 0.0) or self.opd_mask.any())
+
+    @property
     def is_finite(self) -> bool:
-        """Whether every number that the loss would use is finite."""
-        if not self.rl_mask.any():
+        """Whether every number that a loss would use is finite."""
+        if self.rl_mask.any() and not np.isfinite([self.reward, self.rl_advantage]).all():
+            return False
+        if not np.isfinite(self.behaviour_log_probs[self.mask]).all():
+            return False
+        if self.teacher is None:
             return True
-        return bool(np.isfinite(self.reward) and np.isfinite(self.behaviour_log_probs[self.rl_mask]).all())
+        chosen = self.teacher.mask
+        targets = [targets for targets in (self.teacher.top, self.teacher.support) if targets is not None]
+        return bool(np.isfinite(self.teacher.log_probs[chosen]).all()) and all(
+            np.isfinite(each.log_probs[chosen][each.ids[chosen] >= 0]).all() for each in targets
+        )
+
+    def without_tokens(self, masked: NDArray[np.bool_]) -> "TrainingSample":
+        """The same sample, with the tokens of `masked` [response_tokens] in no component."""
+        teacher = None if self.teacher is None else replace(self.teacher, mask=self.teacher.mask & ~masked)
+        return replace(self, rl_mask=self.rl_mask & ~masked, teacher=teacher)
 
 
 class UnchangedReason(StrEnum):

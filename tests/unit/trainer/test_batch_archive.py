@@ -7,6 +7,8 @@ import pytest
 
 from clawstream.errors import BlobError
 from services.trainer.batch_archive import BatchArchive, read_batch
+from services.trainer.sample import IdTargets, TeacherTargets, TrainingSample
+from tests.unit.trainer.conftest import replace_sample
 from tests.unit.trainer.tiny_models import random_samples
 
 
@@ -20,6 +22,41 @@ def test_a_batch_comes_back_exactly(tmp_path: Path) -> None:
         for name in ("prompt_ids", "response_ids", "behaviour_log_probs", "rl_mask"):
             np.testing.assert_array_equal(getattr(before, name), getattr(after, name), strict=True)
         assert (before.reward, before.sampling_temperature) == (after.reward, after.sampling_temperature)
+
+
+def test_teachers_advantages_and_rollouts_come_back_exactly(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    rewarded, hinted, both = random_samples([1.0, 0.0, -1.0])
+
+    def targets(sample: TrainingSample, width: int) -> IdTargets:
+        shape = (sample.response_ids.size, width)
+        return IdTargets(random.integers(-1, 9, shape).astype(np.int32), random.normal(size=shape).astype(np.float32))
+
+    def teacher(sample: TrainingSample, **further: IdTargets) -> TeacherTargets:
+        tokens = sample.response_ids.size
+        return TeacherTargets(random.random(tokens) < 0.5, random.normal(size=tokens).astype(np.float32), **further)
+
+    samples = [
+        replace_sample(rewarded, rollout_id="r", advantage=0.25),
+        replace_sample(hinted, teacher=teacher(hinted, top=targets(hinted, 3))),
+        replace_sample(both, teacher=teacher(both, top=targets(both, 2), support=targets(both, 4)), advantage=0.0),
+    ]
+    archived = BatchArchive(tmp_path).write(3, samples)
+    found = read_batch(archived.path, archived.sha256)
+    assert [sample.rollout_id for sample in found] == ["r", "", ""]
+    assert [sample.advantage for sample in found] == [0.25, None, 0.0]
+    assert found[0].teacher is None
+    for before, after in zip(samples[1:], found[1:], strict=True):
+        assert before.teacher is not None
+        assert after.teacher is not None
+        for name in ("mask", "log_probs"):
+            np.testing.assert_array_equal(getattr(before.teacher, name), getattr(after.teacher, name), strict=True)
+        for name in ("top", "support"):
+            expected, got = getattr(before.teacher, name), getattr(after.teacher, name)
+            assert (expected is None) == (got is None)
+            if expected is not None:
+                np.testing.assert_array_equal(expected.ids, got.ids, strict=True)
+                np.testing.assert_array_equal(expected.log_probs, got.log_probs, strict=True)
 
 
 def test_the_same_batch_has_the_same_checksum(tmp_path: Path) -> None:

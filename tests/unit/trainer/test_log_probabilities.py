@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from services.trainer.engine.log_probabilities import VocabularyShard, log_probabilities
+from services.trainer.engine.log_probabilities import VocabularyShard, log_probabilities, log_probabilities_at
 
 RANDOM = np.random.default_rng(0)
 LOGITS = RANDOM.normal(0, 3, (5, 7))
@@ -49,12 +49,36 @@ def test_gradient_equals_finite_differences() -> None:
     np.testing.assert_allclose(logits.grad.numpy(), numeric, atol=1e-8)
 
 
+def test_several_ids_and_the_entropy_share_a_pass_and_have_their_gradients() -> None:
+    ids = np.array([[0, 3, 6], [6, 6, 1], [2, 0, 5], [1, 1, 1], [4, 2, 3]])
+    weights, of_entropy = RANDOM.normal(0, 1, ids.shape), RANDOM.normal(0, 1, 5)
+
+    def expected(logits: np.ndarray) -> float:
+        scaled = logits / TEMPERATURES[:, None]
+        log_probs = scaled - np.log(np.exp(scaled).sum(1, keepdims=True))
+        entropies = -(np.exp(log_probs) * log_probs).sum(1)
+        return float((weights * np.take_along_axis(log_probs, ids, 1)).sum() + of_entropy @ entropies)
+
+    logits = torch.tensor(LOGITS, requires_grad=True)
+    log_probs, entropies = log_probabilities_at(logits, torch.as_tensor(ids), torch.as_tensor(TEMPERATURES), WHOLE)
+    total = (torch.as_tensor(weights) * log_probs).sum() + (torch.as_tensor(of_entropy) * entropies).sum()
+    np.testing.assert_allclose(total.detach().numpy(), expected(LOGITS), rtol=1e-10)
+    total.backward()
+    numeric = np.zeros_like(LOGITS)
+    for place in np.ndindex(*LOGITS.shape):
+        step = np.zeros_like(LOGITS)
+        step[place] = 1e-6
+        numeric[place] = (expected(LOGITS + step) - expected(LOGITS - step)) / 2e-6
+    assert logits.grad is not None
+    np.testing.assert_allclose(logits.grad.numpy(), numeric, atol=1e-7)
+
+
 def test_columns_that_pad_the_vocabulary_take_no_probability_and_no_gradient() -> None:
     padded = torch.tensor(np.concatenate([LOGITS, np.full((5, 3), 50.0)], axis=1), requires_grad=True)
     log_probs, entropies = compute(padded, VocabularyShard.of_rank(7, 10, rank=0, size=1, group=None))
     np.testing.assert_allclose(log_probs.detach().numpy(), reference(LOGITS)[0], rtol=1e-12)
-    np.testing.assert_allclose(entropies.numpy(), reference(LOGITS)[1], rtol=1e-10)
-    log_probs.sum().backward()
+    np.testing.assert_allclose(entropies.detach().numpy(), reference(LOGITS)[1], rtol=1e-10)
+    (log_probs.sum() + entropies.sum()).backward()
     assert padded.grad is not None
     assert padded.grad[:, 7:].abs().max() == 0
 

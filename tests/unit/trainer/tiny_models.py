@@ -1,5 +1,6 @@
 """Tiny random Hugging Face models and random samples, also used by the torchrun worker."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
-from services.trainer.sample import TrainingSample
+from services.trainer.sample import IdTargets, TeacherTargets, TrainingSample
 
 VOCABULARY_SIZE = 131
 """Odd, so that two ranks need a padded column."""
@@ -74,3 +75,23 @@ def random_samples(rewards: list[float], seed: int = 0, temperature: float = 0.6
             )
         )
     return samples
+
+
+def with_teachers(samples: list[TrainingSample], seed: int = 0, k: int = 5) -> list[TrainingSample]:
+    """A teacher's signal, with its own and the policy's likeliest ids, for the even samples; the first token masked."""
+    random = np.random.default_rng(seed)
+    return [with_teacher(each, random, k) if index % 2 == 0 else each for index, each in enumerate(samples)]
+
+
+def with_teacher(sample: TrainingSample, random: np.random.Generator, k: int = 5) -> TrainingSample:
+    tokens = sample.response_ids.size
+    mask = np.ones(tokens, np.bool_)
+    mask[0] = tokens == 1
+
+    def targets() -> IdTargets:
+        ids = np.stack([random.choice(VOCABULARY_SIZE, k, replace=False) for _ in range(tokens)]).astype(np.int32)
+        shares = 0.9 * random.dirichlet(np.ones(k), tokens)
+        return IdTargets(ids, np.log(shares).astype(np.float32))
+
+    log_probs = random.normal(-4.0, 1.0, tokens).astype(np.float32)
+    return replace(sample, teacher=TeacherTargets(mask, log_probs, top=targets(), support=targets()))
