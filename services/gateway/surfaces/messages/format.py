@@ -137,5 +137,5 @@ def _empty_block(part: AnswerPart) -> dict[str, Any]:
             return {"type": "tool_use", "id": part.call["id"], "name": part.call["function"]["name"], "input": {}}
 
 
-def _event(kind: str, **fields: Mapping[str, Any] | int) -> bytes:
+def _event(kind: str, /, **fields: Mapping[str, Any] | int) -> bytes:
     return sse_event({"type": kind, **fields}, kind)

@@ -177,11 +177,11 @@ class ResponsesFormat:
             "usage": None,
         }
 
-    def _item_event(self, kind: str, part: AnswerPart, **fields: Any) -> bytes:
+    def _item_event(self, kind: str, about: AnswerPart, /, **fields: Any) -> bytes:
         index = len(self._done)
-        return self._event(kind, item_id=self._item_id(part, index), output_index=index, **fields)
+        return self._event(kind, item_id=self._item_id(about, index), output_index=index, **fields)
 
-    def _event(self, kind: str, **fields: Mapping[str, Any] | str | int | None) -> bytes:
+    def _event(self, kind: str, /, **fields: Mapping[str, Any] | str | int | None) -> bytes:
         event = {"type": kind, "sequence_number": self._sequence_number, **fields}
         self._sequence_number += 1
         return sse_event(event, kind)
