@@ -12,11 +12,17 @@ from typing import Any, cast
 import orjson
 
 from clawstream.rendering.detokenizer import IncrementalDetokenizer
-from clawstream.rendering.interface import AnswerDelta, ParsedAnswer
+from clawstream.rendering.interface import (
+    AnswerDelta,
+    AnswerPart,
+    ContentPart,
+    ParsedAnswer,
+    ReasoningPart,
+    ToolCall,
+    ToolCallPart,
+    joined_parts,
+)
 from clawstream.rendering.stop_strings import StopStringCutter, partial_match_length
-
-ToolCall = dict[str, Any]
-"""In OpenAI's form: id, type, function{name, arguments as JSON text}."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +86,11 @@ class TaggedAnswerStream:
         """White space that is only given when more text of its kind follows."""
         self._drop_leading_space = starts_in_reasoning
         self._tool_text = ""
-        self._content: list[str] = []
-        self._reasoning: list[str] | None = [] if starts_in_reasoning else None
-        self._tool_calls: list[ToolCall] = []
-        self._new_content: list[str] = []
-        self._new_reasoning: list[str] = []
-        self._new_tool_calls: list[ToolCall] = []
+        self._has_reasoning = starts_in_reasoning
+        self._reasoning_begun = False
+        self._tool_calls = 0
+        self._given: list[AnswerPart] = []
+        self._new: list[AnswerPart] = []
 
     def push(self, token_ids: Sequence[int]) -> AnswerDelta:
         if self._marker_ids.keys().isdisjoint(token_ids):
@@ -114,21 +119,12 @@ class TaggedAnswerStream:
         return self._delta()
 
     def answer(self) -> ParsedAnswer:
-        content = "".join(self._content)
-        return ParsedAnswer(
-            content=content if content or not self._tool_calls else None,
-            reasoning=None if self._reasoning is None else "".join(self._reasoning),
-            tool_calls=list(self._tool_calls),
-        )
+        return parsed_answer(self._given, has_reasoning=self._has_reasoning)
 
     def _delta(self) -> AnswerDelta:
-        delta = AnswerDelta("".join(self._new_content), "".join(self._new_reasoning), list(self._new_tool_calls))
-        if delta:
-            self._content += self._new_content
-            if self._reasoning is not None:
-                self._reasoning += self._new_reasoning
-            self._tool_calls += self._new_tool_calls
-            self._new_content, self._new_reasoning, self._new_tool_calls = [], [], []
+        delta = AnswerDelta(tuple(self._new))
+        self._given += self._new
+        self._new = []
         return delta
 
     def _read(self, text: str) -> None:
@@ -179,22 +175,23 @@ class TaggedAnswerStream:
         text = self._space + text
         certain = text.rstrip()
         self._space = text[len(certain) :]
-        if self._state is _State.REASONING:
-            self._new_reasoning.append(certain)
-        else:
+        if self._state is not _State.REASONING:
             self._give_content(certain)
+        elif certain:
+            self._reasoning_begun = True
+            self._new.append(ReasoningPart(certain))
 
     def _give_content(self, text: str) -> None:
         if text:
-            self._new_content.append(text)
+            self._new.append(ContentPart(text))
 
     def _enter(self, marker: Marker) -> None:
         """A tag was read. One that means nothing here is content."""
         reasoning, tool_call = self._markers.reasoning, self._markers.tool_call
         if reasoning and marker is reasoning[0] and self._state is _State.START:
-            self._state, self._reasoning = _State.REASONING, []
+            self._state, self._has_reasoning = _State.REASONING, True
             self._space, self._drop_leading_space = "", True
-        elif reasoning and marker is reasoning[0] and self._state is _State.REASONING and not self._reasoning_begun():
+        elif reasoning and marker is reasoning[0] and self._state is _State.REASONING and not self._reasoning_begun:
             pass  # the prompt opened the reasoning already
         elif reasoning and marker is reasoning[1] and self._state is _State.REASONING:
             self._state, self._space, self._drop_leading_space = _State.CONTENT, "", True
@@ -207,16 +204,13 @@ class TaggedAnswerStream:
         else:
             self._pass(marker.text)
 
-    def _reasoning_begun(self) -> bool:
-        return bool(self._reasoning or self._new_reasoning)
-
     def _end_tool_call(self) -> None:
         assert self._markers.tool_call is not None
-        number = len(self._tool_calls) + len(self._new_tool_calls)
-        call = parse_json_tool_call(self._tool_text, call_id(self._call_id_seed, number))
+        call = parse_json_tool_call(self._tool_text, call_id(self._call_id_seed, self._tool_calls))
         self._state = _State.CONTENT
         if call is not None:
-            self._new_tool_calls.append(call)
+            self._tool_calls += 1
+            self._new.append(ToolCallPart(call))
             self._space, self._drop_leading_space = "", True
         else:
             verbatim = self._opening_tool_tag() + self._tool_text + self._markers.tool_call[1].text
@@ -227,6 +221,17 @@ class TaggedAnswerStream:
     def _opening_tool_tag(self) -> str:
         assert self._markers.tool_call is not None
         return self._markers.tool_call[0].text
+
+
+def parsed_answer(given: Sequence[AnswerPart], *, has_reasoning: bool) -> ParsedAnswer:
+    """The sum of all parts. `has_reasoning` tells empty reasoning from none."""
+    whole = AnswerDelta(tuple(given))
+    return ParsedAnswer(
+        content=whole.content if whole.content or not whole.tool_calls else None,
+        reasoning=whole.reasoning if has_reasoning else None,
+        tool_calls=whole.tool_calls,
+        parts=tuple(joined_parts(given)),
+    )
 
 
 def parse_json_tool_call(text: str, identity: str) -> ToolCall | None:

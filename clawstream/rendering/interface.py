@@ -1,7 +1,8 @@
 """Rendering: the only place where messages become ids."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Protocol
 
 from schemas.events.base import Message
@@ -17,17 +18,70 @@ class RenderedPrompt:
     """What had to be changed to render it (for example unparsable tool arguments); empty when nothing was."""
 
 
+ToolCall = dict[str, Any]
+"""In OpenAI's form: id, type, function{name, arguments as JSON text}."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningPart:
+    """Some reasoning."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContentPart:
+    """Some text for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallPart:
+    """A whole tool call, given when it is complete: no client gets a call that it cannot make."""
+
+    call: ToolCall
+
+
+AnswerPart = ReasoningPart | ContentPart | ToolCallPart
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerDelta:
-    """What some tokens added to an answer. Empty strings and lists where they added nothing."""
+    """What some tokens added to an answer. False where they added nothing."""
 
-    content: str = ""
-    reasoning: str = ""
-    tool_calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """Whole OpenAI tool calls, given when they are complete."""
+    parts: tuple[AnswerPart, ...] = ()
+    """In the order in which they were said."""
+
+    @property
+    def content(self) -> str:
+        """The text in it."""
+        return "".join(part.text for part in self.parts if isinstance(part, ContentPart))
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning in it."""
+        return "".join(part.text for part in self.parts if isinstance(part, ReasoningPart))
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        """The tool calls in it."""
+        return [part.call for part in self.parts if isinstance(part, ToolCallPart)]
 
     def __bool__(self) -> bool:
-        return bool(self.content or self.reasoning or self.tool_calls)
+        return bool(self.parts)
+
+
+def joined_parts(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
+    """The same with neighbours of one kind joined: how the answer was cut into deltas shows no more."""
+    joined: list[AnswerPart] = []
+    for kind, group in groupby(parts, type):
+        if kind is ToolCallPart:
+            joined += group
+            continue
+        texts = [part.text for part in group if not isinstance(part, ToolCallPart)]
+        joined.append(ContentPart("".join(texts)) if kind is ContentPart else ReasoningPart("".join(texts)))
+    return joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +92,10 @@ class ParsedAnswer:
     """Text without reasoning and tool calls; None when there is none but tool calls."""
     reasoning: str | None
     """The model's reasoning, if the family has any."""
-    tool_calls: list[dict[str, Any]]
+    tool_calls: list[ToolCall]
     """OpenAI tool calls; empty when there are none."""
+    parts: tuple[AnswerPart, ...] = ()
+    """The same in the order in which it was said, neighbours of one kind joined."""
 
 
 class AnswerStream(Protocol):

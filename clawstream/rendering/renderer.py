@@ -19,8 +19,18 @@ from clawstream.rendering.answer import (
     TaggedAnswerStream,
     call_id,
     openai_tool_call,
+    parsed_answer,
 )
-from clawstream.rendering.interface import AnswerDelta, AnswerStream, ParsedAnswer, RenderedPrompt
+from clawstream.rendering.interface import (
+    AnswerDelta,
+    AnswerPart,
+    AnswerStream,
+    ContentPart,
+    ParsedAnswer,
+    ReasoningPart,
+    RenderedPrompt,
+    ToolCallPart,
+)
 from clawstream.rendering.messages import hoist_system_messages, spell_out_tools, to_template_messages
 from clawstream.rendering.tokenizer import LoadedTokenizer, load_tokenizer
 from schemas.events.base import Message
@@ -182,12 +192,14 @@ class _WholeAnswerStream:
         if len(calls) < len(parsed.tool_calls):
             # A call that cannot be made: what was said is kept as text.
             calls, content = [], self._tokenizer.decode(self._token_ids)
-        self._answer = ParsedAnswer(
-            content=content if content or not calls else None,
-            reasoning=parsed.reasoning_content,
-            tool_calls=list(calls),
-        )
-        return AnswerDelta(content or "", parsed.reasoning_content or "", calls)
+        parts: list[AnswerPart] = []
+        if parsed.reasoning_content:
+            parts.append(ReasoningPart(parsed.reasoning_content))
+        if content:
+            parts.append(ContentPart(content))
+        parts += [ToolCallPart(call) for call in calls]
+        self._answer = parsed_answer(parts, has_reasoning=parsed.reasoning_content is not None)
+        return AnswerDelta(tuple(parts))
 
     def answer(self) -> ParsedAnswer:
         return self._answer

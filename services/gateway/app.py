@@ -1,11 +1,13 @@
-"""The HTTP surface: routes, and every failure as OpenAI's error object. Wiring only."""
+"""The HTTP surface: routes, and every failure as the error object of the client's API. Wiring only."""
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from clawstream.clock import Clock
@@ -16,11 +18,28 @@ from clawstream.metrics import Metrics
 from clawstream.rendering.interface import ChatRenderer
 from services.gateway.auth import Authenticator
 from services.gateway.chat import ChatService
-from services.gateway.chat_response import ChatResponse
-from services.gateway.errors import error_body, error_headers, to_refusal
+from services.gateway.errors import error_headers, to_refusal
 from services.gateway.feedback import read_feedback
 from services.gateway.ports import Conversations
+from services.gateway.redaction import presented_secrets, redact, redacted_headers, redacted_refusal
 from services.gateway.request_json import parse_json_object
+from services.gateway.request_limits import check_headers, read_body
+from services.gateway.surfaces.answer_response import AnswerResponse
+from services.gateway.surfaces.chat.surface import ChatSurface
+from services.gateway.surfaces.messages.surface import MessagesSurface
+from services.gateway.surfaces.responses.surface import ResponsesSurface
+from services.gateway.surfaces.surface import Surface
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """How much a client may send, and how long it may take."""
+
+    max_body_bytes: int
+    max_header_bytes: int = 64 * 1024
+    """Path, query and headers together."""
+    body_stall_seconds: float = 30.0
+    """Between two pieces of a body."""
 
 
 def create_app(
@@ -30,7 +49,7 @@ def create_app(
     renderer: ChatRenderer,
     authenticator: Authenticator,
     served_model: str,
-    max_body_bytes: int,
+    limits: RequestLimits,
     keep_alive_seconds: float,
     is_ready: Callable[[], bool],
     status: Callable[[], Mapping[str, Any]],
@@ -41,39 +60,68 @@ def create_app(
 ) -> FastAPI:
     """The gateway's ASGI application. All paths work with and without `/v1`."""
     app = FastAPI(title="clawstream gateway", openapi_url=None, docs_url=None, redoc_url=None)
+    chat_surface = ChatSurface(renderer.decode)
+    surfaces: dict[str, Surface] = {
+        "/chat/completions": chat_surface,
+        "/responses": ResponsesSurface(),
+        "/messages": MessagesSurface(),
+    }
 
-    def count(refusal: RequestRefused) -> None:
+    def surface_of(request: Request) -> Surface:
+        path = request.url.path.removeprefix("/v1")
+        if "anthropic-version" in request.headers:
+            return surfaces["/messages"]
+        return next((surface for start, surface in surfaces.items() if path.startswith(start)), chat_surface)
+
+    def told(request: Request, refusal: RequestRefused) -> RequestRefused:
+        """Counts a failure, and gives it as it may be told."""
         metrics.increment("gateway_errors_total", code=refusal.code or str(refusal.status))
+        return redacted_refusal(refusal, _secrets(request))
 
-    def refuse(refusal: RequestRefused) -> Response:
-        count(refusal)
-        return _json(error_body(refusal), refusal.status, error_headers(refusal))
+    def refuse(request: Request, refusal: RequestRefused) -> Response:
+        refusal = told(request, refusal)
+        return _json(surface_of(request).error_body(refusal), refusal.status, error_headers(refusal))
 
-    async def chat_completions(request: Request) -> Response:
-        principal = authenticator.principal(request.headers)
-        body = await _read_body(request, max_body_bytes)
-        started = await chat.start(principal, request.headers, body)
-        return ChatResponse(
-            started,
-            model=served_model,
-            created=int(clock.now().timestamp()),
-            keep_alive_seconds=keep_alive_seconds,
-            decode=renderer.decode,
-            refused=count,
-        )
+    async def body_of(request: Request) -> bytes:
+        return await read_body(request, limits.max_body_bytes, limits.body_stall_seconds)
+
+    def check(request: Request) -> str:
+        """Raises RequestRefused, or gives the principal."""
+        check_headers(request, limits.max_header_bytes)
+        return authenticator.principal(request.headers)
+
+    def answer_as(surface: Surface) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            principal = check(request)
+            body = await body_of(request)
+            started = await chat.start(surface, principal, request.headers, body, secrets=_secrets(request))
+            return AnswerResponse(
+                started,
+                model=served_model,
+                created=int(clock.now().timestamp()),
+                keep_alive_seconds=keep_alive_seconds,
+                refused=lambda refusal: told(request, refusal),
+            )
+
+        return answer
+
+    async def count_tokens(request: Request) -> Response:
+        check(request)
+        return _json({"input_tokens": await chat.count_tokens(surfaces["/messages"], await body_of(request))})
 
     async def models(request: Request) -> Response:
-        authenticator.principal(request.headers)
-        return _json({"object": "list", "data": chat.model_cards()})
+        check(request)
+        return _json({"object": "list", "data": chat.model_cards(), "has_more": False})
 
     async def model(request: Request) -> Response:
-        authenticator.principal(request.headers)
+        check(request)
         chat.check_model(request.path_params["name"])
         return _json(chat.model_cards()[0])
 
     async def feedback(request: Request) -> Response:
-        principal = authenticator.principal(request.headers)
-        said = read_feedback(parse_json_object(await _read_body(request, max_body_bytes)), request.headers)
+        principal = check(request)
+        headers = redacted_headers(request.headers, _secrets(request))
+        said = read_feedback(parse_json_object(await body_of(request)), headers)
         feedback_id = said.feedback_id or str(id_source())
         try:
             next_state_id = await conversations.feedback(
@@ -98,15 +146,17 @@ def create_app(
         return _json({"ready": ready}, 200 if ready else 503)
 
     async def status_route(request: Request) -> Response:
-        authenticator.principal(request.headers)
+        check(request)
         return _json(dict(status()))
 
     async def metrics_route(request: Request) -> Response:
-        authenticator.principal(request.headers)
+        check(request)
         return Response(metrics.exposition(), media_type="text/plain; version=0.0.4")
 
     for prefix in ("/v1", ""):
-        app.add_route(f"{prefix}/chat/completions", chat_completions, methods=["POST"])
+        for path, surface in surfaces.items():
+            app.add_route(prefix + path, answer_as(surface), methods=["POST"])
+        app.add_route(f"{prefix}/messages/count_tokens", count_tokens, methods=["POST"])
         app.add_route(f"{prefix}/models", models, methods=["GET"])
         app.add_route(f"{prefix}/models/{{name:path}}", model, methods=["GET"])
         app.add_route(f"{prefix}/feedback", feedback, methods=["POST"])
@@ -117,21 +167,26 @@ def create_app(
 
     async def clawstream_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ClawstreamError)
-        return refuse(to_refusal(error))
+        return refuse(request, to_refusal(error))
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        what = f"{request.method} {request.url.path}"
+        what = f"{request.method} {request.url.path[:200]}"
         message = f"{what}: this gateway has no such route" if error.status_code in (404, 405) else str(error.detail)
-        return refuse(RequestRefused(message, status=error.status_code, code="unknown_route"))
+        return refuse(request, RequestRefused(message, status=error.status_code, code="unknown_route"))
+
+    async def client_left(request: Request, error: Exception) -> Response:
+        """Nobody reads this: the connection ended before the body was there."""
+        return Response(status_code=400)
 
     async def unexpected_error(request: Request, error: Exception) -> Response:
-        logger.error("a request failed", path=request.url.path, exc_info=error)
-        return refuse(to_refusal(ClawstreamError()))
+        logger.error("a request failed", path=redact(request.url.path, _secrets(request)), exc_info=error)
+        return refuse(request, to_refusal(ClawstreamError()))
 
     handlers: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
         ClawstreamError: clawstream_error,
         HTTPException: http_error,
+        ClientDisconnect: client_left,
         Exception: unexpected_error,
     }
     for kind, handler in handlers.items():
@@ -139,20 +194,8 @@ def create_app(
     return app
 
 
-async def _read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body. Raises RequestRefused, status 413, as soon as it is known to be too large."""
-    too_large = RequestRefused(
-        f"the request body is larger than {max_bytes} bytes", status=413, code="request_too_large"
-    )
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > max_bytes:
-        raise too_large
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > max_bytes:
-            raise too_large
-    return bytes(body)
+def _secrets(request: Request) -> tuple[str, ...]:
+    return presented_secrets(request.headers, request.query_params)
 
 
 def _json(value: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -1,4 +1,4 @@
-"""One chat request, from its body to a running generation."""
+"""One request of any API, from its body to a running generation."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -7,13 +7,13 @@ from typing import Any
 
 from clawstream.clock import Clock
 from clawstream.errors import RequestRefused
+from clawstream.ids import IdSource
 from clawstream.log import Logger
 from clawstream.metrics import Metrics
 from clawstream.rendering.interface import ChatRenderer, RenderedPrompt
-from schemas.events.base import Message
-from services.gateway.chat_request import ChatRequest, read_chat_request
 from services.gateway.generation import Generation, GenerationPlan
 from services.gateway.ports import Conversations, EngineRouter, IncomingRequest
+from services.gateway.redaction import redact, redacted_headers
 from services.gateway.request_headers import (
     rollout_position,
     session_done,
@@ -24,6 +24,9 @@ from services.gateway.request_headers import (
 )
 from services.gateway.request_json import parse_json_object
 from services.gateway.sampling import plan_sampling
+from services.gateway.surfaces.answer_request import AnswerRequest
+from services.gateway.surfaces.surface import AnswerContext, AnswerFormat, Surface, SurfaceRequest
+from services.gateway.unrecorded import UnrecordedConversations, is_opted_out
 
 _LARGE_BODY_BYTES = 64 * 1024
 """Above it, parsing and rendering leave the event loop to other requests."""
@@ -45,10 +48,15 @@ class ChatLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class StartedChat:
+class StartedAnswer:
     """A request that is being answered."""
 
-    request: ChatRequest
+    request: AnswerRequest
+    prompt_tokens: int
+    open_format: Callable[[AnswerContext], AnswerFormat]
+    """Writes the answer as the client's API does."""
+    error_body: Callable[[RequestRefused], dict[str, Any]]
+    """Writes a failure as the client's API does."""
     generation: Generation
 
 
@@ -63,10 +71,12 @@ class ChatService:
         router: EngineRouter,
         renderer: ChatRenderer,
         clock: Clock,
+        id_source: IdSource,
         metrics: Metrics,
         logger: Logger,
     ) -> None:
         self._limits = limits
+        self._unrecorded = UnrecordedConversations(id_source, metrics)
         self._conversations = conversations
         self._router = router
         self._renderer = renderer
@@ -80,29 +90,26 @@ class ChatService:
         """Answers that are not recorded yet."""
         return len(self._running)
 
-    async def start(self, principal: str, headers: Mapping[str, str], body: bytes) -> StartedChat:
+    async def start(
+        self, surface: Surface, principal: str, headers: Mapping[str, str], body: bytes, *, secrets: tuple[str, ...]
+    ) -> StartedAnswer:
         """Reads, checks and renders the request, then starts to answer it. Raises RequestRefused or ContractError.
 
-        A request that is refused here leaves no trace on the log.
+        A request that is refused here leaves no trace on the log. `secrets` are credentials: nothing that is made of
+        headers or ids holds them.
         """
         received_at = self._clock.now()
-        is_large = len(body) > _LARGE_BODY_BYTES
-        parsed = await asyncio.to_thread(parse_json_object, body) if is_large else parse_json_object(body)
-        request = read_chat_request(parsed)
-        self.check_model(request.model)
-        tools = [] if request.tool_choice_none else request.tools
-        prompt = (
-            await asyncio.to_thread(self._render, request.messages, tools)
-            if is_large
-            else self._render(request.messages, tools)
-        )
+        headers = redacted_headers(headers, secrets)
+        read, prompt = await self._read(surface, body)
+        request = read.answer
+        body_hint = None if request.session_hint is None else redact(request.session_hint, secrets)
         plan = GenerationPlan(
             incoming=IncomingRequest(
                 principal=principal,
                 messages=request.messages,
                 tools=request.tools,
                 session_header=session_header(headers),
-                session_hint=session_hint(headers, self._limits.session_hint_headers, request.session_hint),
+                session_hint=session_hint(headers, self._limits.session_hint_headers, body_hint),
                 turn_type_header=turn_type(headers),
                 session_done=session_done(headers),
                 trace_id=trace_id(headers),
@@ -121,10 +128,11 @@ class ChatService:
             ),
             streams=request.stream,
             policy=self._limits.policy,
+            response_id_prefix=surface.response_id_prefix,
         )
         generation = Generation(
             plan,
-            conversations=self._conversations,
+            conversations=self._unrecorded if is_opted_out(headers, request.store) else self._conversations,
             router=self._router,
             renderer=self._renderer,
             clock=self._clock,
@@ -135,7 +143,23 @@ class ChatService:
         self._running[task] = generation
         self._metrics.set("requests_in_flight", len(self._running))
         task.add_done_callback(self._ended)
-        return StartedChat(request, generation)
+        return StartedAnswer(request, len(prompt.token_ids), read.open_format, surface.error_body, generation)
+
+    async def count_tokens(self, surface: Surface, body: bytes) -> int:
+        """How long the request's prompt is. Raises RequestRefused or ContractError."""
+        _, prompt = await self._read(surface, body)
+        return len(prompt.token_ids)
+
+    async def _read(self, surface: Surface, body: bytes) -> tuple[SurfaceRequest, RenderedPrompt]:
+        if len(body) > _LARGE_BODY_BYTES:
+            return await asyncio.to_thread(self._read_and_render, surface, body)
+        return self._read_and_render(surface, body)
+
+    def _read_and_render(self, surface: Surface, body: bytes) -> tuple[SurfaceRequest, RenderedPrompt]:
+        read = surface.read(parse_json_object(body))
+        self.check_model(read.answer.model)
+        tools = [] if read.answer.tool_choice == "none" else read.answer.tools
+        return read, self._renderer.render(read.answer.messages, tools)
 
     def check_model(self, model: str | None) -> None:
         """Raises RequestRefused, status 404, for a model that is not served. No name means the one there is."""
@@ -170,9 +194,6 @@ class ChatService:
             generation.shut_down()
         if self._running:
             await asyncio.wait(self._running)
-
-    def _render(self, messages: Sequence[Message], tools: Sequence[Message]) -> RenderedPrompt:
-        return self._renderer.render(messages, tools)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._running[task]

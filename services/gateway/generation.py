@@ -25,7 +25,8 @@ from clawstream.metrics import Metrics
 from clawstream.rendering.interface import AnswerDelta, AnswerStream, ChatRenderer, ParsedAnswer, RenderedPrompt
 from services.gateway.capture import Capture
 from services.gateway.errors import DEFAULT_RETRY_AFTER_SECONDS, to_refusal
-from services.gateway.openai_format import Usage, finish_reason
+from services.gateway.generation_events import Failed, Finished, GenerationEvent, Piece, Usage
+from services.gateway.openai_format import finish_reason
 from services.gateway.ports import Conversations, EngineRouter, IncomingRequest, Placement
 from services.gateway.sampling import SamplingPlan
 from services.gateway.turn_record import build_turn
@@ -36,41 +37,6 @@ _LONG_TURN_TOKENS = 10_000
 """Above it, packing the arrays leaves the event loop to other requests."""
 _ABORT_SECONDS = 2.0
 """How long the engine is given to take note that an answer is not wanted any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Some tokens and what they added."""
-
-    delta: AnswerDelta
-    token_ids: list[int]
-    """[new_tokens]"""
-    logprobs: list[float | None]
-    """[new_tokens] in nats, if the engine is right."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The answer is complete and safe."""
-
-    answer: ParsedAnswer
-    reason: str
-    """OpenAI's finish reason."""
-    usage: Usage
-    token_ids: list[int]
-    logprobs: list[float | None]
-    recorded: bool
-    """False: the outbox was full."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """There will be no (further) answer."""
-
-    refusal: RequestRefused
-
-
-GenerationEvent = Piece | Finished | Failed
 
 
 class _Stop(Enum):
@@ -90,6 +56,8 @@ class GenerationPlan:
     streams: bool
     """What was sent cannot be taken back: an answer that streams is tried again only before its first token."""
     policy: str
+    response_id_prefix: str
+    """The client's id of the answer is this and the turn's id."""
 
 
 class Generation:
@@ -122,11 +90,16 @@ class Generation:
         self._request_id = ""
         self._capture = Capture()
         self._answer: AnswerStream | None = None
+        self._stop_string: str | None = None
         self._first_token_at: datetime | None = None
 
     async def placement(self) -> Placement | None:
         """Where the request belongs, as soon as it is known. None when placing it failed: see `next_event`."""
         return await asyncio.shield(self._placed)
+
+    def response_id(self, placement: Placement) -> str:
+        """The id that the client gets."""
+        return self._plan.response_id_prefix + placement.turn_id
 
     async def next_event(self) -> GenerationEvent:
         """The next event, in order. Cancelling the wait loses nothing."""
@@ -157,6 +130,10 @@ class Generation:
         except Exception as error:
             self._logger.exception("a request failed", error=type(error).__name__)
             self._fail(to_refusal(ClawstreamError()))
+        except asyncio.CancelledError:
+            # Whoever cancels this task from outside ends the process; the reader must not wait for ever.
+            self._fail(_ended(_Stop.SHUTDOWN))
+            raise
         finally:
             if not self._placed.done():
                 self._placed.set_result(None)
@@ -185,13 +162,7 @@ class Generation:
             await self._record(placement, self._stream().answer(), "abort")
         if failure is not None:
             raise failure
-        raise RequestRefused(
-            "the gateway is shutting down" if self._stop is _Stop.SHUTDOWN else "the client is gone",
-            status=503,
-            error_type="service_unavailable_error",
-            code="shutting_down" if self._stop is _Stop.SHUTDOWN else "client_gone",
-            retry_after_seconds=DEFAULT_RETRY_AFTER_SECONDS,
-        )
+        raise _ended(self._stop or _Stop.SHUTDOWN)
 
     async def _sample(self, placement: Placement) -> None:
         """Samples on one engine after the other until an answer is complete. What was sent is never taken back."""
@@ -215,6 +186,7 @@ class Generation:
         self._request_id = f"{placement.turn_id}.{attempt}"
         self._capture = Capture()
         self._first_token_at = None
+        self._stop_string = None
         self._answer = self._renderer.open_answer(
             self._plan.prompt.token_ids, stop=self._plan.sampling.recorded.stop, call_id_seed=placement.turn_id
         )
@@ -232,6 +204,9 @@ class Generation:
                     waited = self._first_token_at - self._plan.incoming.received_at
                     self._metrics.observe("first_token_seconds", waited.total_seconds())
                 self._capture.add(chunk)
+                matched = chunk.finish_detail.get("matched")
+                if matched in self._plan.sampling.recorded.stop:
+                    self._stop_string = matched
                 self._put(self._stream().push(chunk.token_ids), chunk)
         if self._capture.finish_reason in (None, "abort"):
             raise EngineUnavailable(f"engine {engine.name} ended the answer by itself")
@@ -255,7 +230,15 @@ class Generation:
             cached_tokens=self._capture.cached_tokens,
         )
         self._events.put_nowait(
-            Finished(answer, reason, usage, self._capture.token_ids, self._capture.logprobs, recorded)
+            Finished(
+                answer=answer,
+                reason=reason,
+                stop_string=self._stop_string,
+                usage=usage,
+                token_ids=self._capture.token_ids,
+                logprobs=self._capture.logprobs,
+                recorded=recorded,
+            )
         )
 
     async def _record(self, placement: Placement, answer: ParsedAnswer, reason: str) -> bool:
@@ -264,6 +247,7 @@ class Generation:
             build_turn,
             incoming=self._plan.incoming,
             placement=placement,
+            response_id=self.response_id(placement),
             prompt=self._plan.prompt,
             sampling=self._plan.sampling.recorded,
             capture=self._capture,
@@ -294,3 +278,15 @@ class Generation:
 
     def _fail(self, refusal: RequestRefused) -> None:
         self._events.put_nowait(Failed(refusal))
+
+
+def _ended(stop: _Stop) -> RequestRefused:
+    """What is said of an answer that was ended from outside."""
+    is_shutdown = stop is _Stop.SHUTDOWN
+    return RequestRefused(
+        "the gateway is shutting down" if is_shutdown else "the client is gone",
+        status=503,
+        error_type="service_unavailable_error",
+        code="shutting_down" if is_shutdown else "client_gone",
+        retry_after_seconds=DEFAULT_RETRY_AFTER_SECONDS,
+    )

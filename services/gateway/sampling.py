@@ -8,7 +8,7 @@ import orjson
 
 from clawstream.errors import RequestRefused
 from schemas.events.turn import SamplingParameters
-from services.gateway.chat_request import ChatRequest
+from services.gateway.surfaces.answer_request import AnswerRequest
 
 _SMALLEST_TOP_P = 1e-6
 """OpenAI allows top_p 0, engines do not: this much keeps the best token only."""
@@ -25,7 +25,7 @@ class SamplingPlan:
 
 
 def plan_sampling(
-    request: ChatRequest,
+    request: AnswerRequest,
     *,
     prompt_tokens: int,
     max_context_tokens: int,
@@ -58,7 +58,7 @@ def plan_sampling(
         repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
         seed=request.seed,
         max_new_tokens=max_new_tokens,
-        stop=request.stop,
+        stop=list(request.stop),
         # A bias, or a token forbidden for a while, restricts what can be sampled just as a grammar does.
         constrained=bool(grammar or request.logit_bias or request.min_tokens),
     )

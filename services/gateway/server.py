@@ -19,7 +19,7 @@ from clawstream.log import Logger
 from clawstream.metrics import Metrics
 from clawstream.operations_server import OperationsServer
 from clawstream.rendering.renderer import load_renderer
-from services.gateway.app import create_app
+from services.gateway.app import RequestLimits, create_app
 from services.gateway.auth import Authenticator
 from services.gateway.chat import ChatLimits, ChatService
 from services.gateway.context_limit import ContextLimit
@@ -91,6 +91,7 @@ async def serve(settings: GatewaySettings, bus: Bus, logger: Logger) -> int:
         router=gate.router,
         renderer=renderer,
         clock=clock,
+        id_source=uuid.uuid4,
         metrics=metrics,
         logger=logger,
     )
@@ -117,7 +118,11 @@ async def serve(settings: GatewaySettings, bus: Bus, logger: Logger) -> int:
         renderer=renderer,
         authenticator=Authenticator(settings.api_keys),
         served_model=settings.served_model,
-        max_body_bytes=settings.max_body_bytes,
+        limits=RequestLimits(
+            max_body_bytes=settings.max_body_bytes,
+            max_header_bytes=settings.max_header_bytes,
+            body_stall_seconds=settings.body_stall_seconds,
+        ),
         keep_alive_seconds=settings.keep_alive_seconds,
         is_ready=is_ready,
         status=status,
@@ -126,7 +131,17 @@ async def serve(settings: GatewaySettings, bus: Bus, logger: Logger) -> int:
         metrics=metrics,
         logger=logger,
     )
-    server = _Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=75))
+    server = _Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_keep_alive=75,
+            # Above it the parser ends the connection; below it the refusal is ours to word.
+            h11_max_incomplete_event_size=2 * settings.max_header_bytes,
+        )
+    )
     operations = OperationsServer(
         settings.operations_host, settings.operations_port, metrics=metrics, ready=is_ready, status=status
     )

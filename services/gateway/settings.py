@@ -68,6 +68,10 @@ class GatewaySettings(ServiceSettings):
     nothing."""
     max_body_bytes: int = Field(default=32 * 1024 * 1024, ge=1024)
     """Larger request bodies are answered 413."""
+    max_header_bytes: int = Field(default=64 * 1024, ge=1024)
+    """Requests whose path, query and headers are together larger are answered 431."""
+    body_stall_seconds: float = Field(default=30.0, gt=0)
+    """A request body of which nothing comes for so long is answered 408."""
     keep_alive_seconds: float = Field(default=10.0, gt=0)
     """A waiting stream gets an empty chunk this often, so that clients do not give up."""
     session_hint_headers: list[str] = Field(default=list(SESSION_HINT_HEADERS))

@@ -10,18 +10,12 @@ from services.gateway.capture import Capture, why_untrainable
 from services.gateway.openai_format import assistant_message
 from services.gateway.ports import IncomingRequest, Placement
 
-RESPONSE_ID_PREFIX = "chatcmpl-"
-
-
-def response_id(placement: Placement) -> str:
-    """The id that the client gets: the turn's own, in OpenAI's form."""
-    return RESPONSE_ID_PREFIX + placement.turn_id
-
 
 def build_turn(
     *,
     incoming: IncomingRequest,
     placement: Placement,
+    response_id: str,
     prompt: RenderedPrompt,
     sampling: SamplingParameters,
     capture: Capture,
@@ -34,7 +28,7 @@ def build_turn(
     first_token_at: datetime | None,
     finished_at: datetime,
 ) -> TurnEvent:
-    """`reason` is what the client is told; ids and log-probs are those of the capture, whatever they are."""
+    """`response_id` and `reason` are what the client is told; ids and log-probs are the capture's, whatever they are."""
     untrainable = why_untrainable(
         capture,
         client_gone=client_gone,
@@ -52,7 +46,7 @@ def build_turn(
         turn_type=placement.turn_type,
         turn_type_reason=placement.turn_type_reason,
         client_profile=placement.client_profile,
-        response_id=response_id(placement),
+        response_id=response_id,
         policy=policy,
         request_messages=list(incoming.messages),
         tools=list(incoming.tools),

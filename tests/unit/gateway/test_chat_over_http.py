@@ -428,7 +428,7 @@ async def test_half_an_emoji_is_replaced_everywhere(gateway: GatewayUnderTest) -
 
 async def test_every_unknown_path_is_json(gateway: GatewayUnderTest) -> None:
     async with httpx.AsyncClient(base_url=gateway.base_url) as client:
-        for method, path, status in (("GET", "/", 404), ("POST", "/v1/messages", 404), ("GET", "/v1/feedback", 405)):
+        for method, path, status in (("GET", "/", 404), ("POST", "/v1/embeddings", 404), ("GET", "/v1/feedback", 405)):
             answer = await client.request(method, path)
             assert answer.status_code == status
             assert answer.json()["error"]["message"].startswith(f"{method} {path}")

@@ -21,7 +21,6 @@ from clawstream.rendering.renderer import PackageRenderer
 from clawstream.settings import load_settings
 from schemas.events.base import TurnType
 from services.gateway.auth import LOCAL_PRINCIPAL, Authenticator, hash_key
-from services.gateway.chat_request import ChatRequest, read_chat_request
 from services.gateway.errors import error_body, error_headers, to_refusal
 from services.gateway.feedback import read_feedback
 from services.gateway.request_headers import (
@@ -36,6 +35,8 @@ from services.gateway.request_headers import (
 from services.gateway.request_json import parse_json_object
 from services.gateway.sampling import SamplingPlan, plan_sampling
 from services.gateway.settings import GatewaySettings
+from services.gateway.surfaces.answer_request import AnswerRequest
+from services.gateway.surfaces.chat.request import read_chat_request
 from tests.fixtures.gateway_app import running_gateway
 
 CANARY = "sk-CANARY-0123456789"
@@ -180,8 +181,8 @@ def test_json_that_only_lenient_readers_take() -> None:
             parse_json_object(body)
 
 
-def chat_request(**values: Any) -> ChatRequest:
-    return read_chat_request({"messages": [{"role": "user", "content": "hi"}], **values})
+def chat_request(**values: Any) -> AnswerRequest:
+    return read_chat_request({"messages": [{"role": "user", "content": "hi"}], **values}).answer
 
 
 def test_null_is_absent_and_numbers_may_be_written_as_floats() -> None:
@@ -189,7 +190,7 @@ def test_null_is_absent_and_numbers_may_be_written_as_floats() -> None:
     assert chat_request(**dict.fromkeys(names)) == chat_request()
     assert chat_request(max_tokens=8.0, n=1.0).max_tokens == 8
     assert chat_request(max_tokens=8, max_completion_tokens=4).max_tokens == 4
-    assert chat_request(stop="").stop == []
+    assert chat_request(stop="").stop == ()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clawstream.errors import ContractError
-from clawstream.rendering.interface import AnswerDelta
+from clawstream.rendering.interface import AnswerDelta, joined_parts
 from clawstream.rendering.renderer import PackageRenderer, load_renderer
 from clawstream.rendering.tokenizer import load_tokenizer
 
@@ -131,11 +131,7 @@ def stream(renderer: PackageRenderer, pieces: list[list[int]], prompt_ids: list[
     """The concatenation of all deltas."""
     opened = renderer.open_answer(prompt_ids or [])
     deltas = [*(opened.push(piece) for piece in pieces), opened.finish()]
-    return AnswerDelta(
-        "".join(delta.content for delta in deltas),
-        "".join(delta.reasoning for delta in deltas),
-        [call for delta in deltas for call in delta.tool_calls],
-    )
+    return AnswerDelta(tuple(joined_parts(part for delta in deltas for part in delta.parts)))
 
 
 GOOD_CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "sky"}}\n</tool_call>'
@@ -175,6 +171,7 @@ def test_the_streamed_parse_equals_the_whole_parse_on_every_cut(
         assert streamed.content == (whole.content or "")
         assert streamed.reasoning == (whole.reasoning or "")
         assert streamed.tool_calls == whole.tool_calls
+        assert streamed.parts == whole.parts
 
 
 @given(ids=st.lists(st.integers(0, 511), max_size=40))

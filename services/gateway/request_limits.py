@@ -1,0 +1,42 @@
+"""Bounds on what a client may send before anything of it is understood."""
+
+import asyncio
+
+from starlette.requests import Request
+
+from clawstream.errors import RequestRefused
+
+
+def check_headers(request: Request, max_bytes: int) -> None:
+    """Raises RequestRefused, status 431, when path, query and headers are together larger than `max_bytes`."""
+    size = len(request.scope["raw_path"] or b"") + len(request.scope["query_string"])
+    size += sum(len(name) + len(value) for name, value in request.scope["headers"])
+    if size > max_bytes:
+        raise RequestRefused(
+            f"the request's headers are larger than {max_bytes} bytes", status=431, code="headers_too_large"
+        )
+
+
+async def read_body(request: Request, max_bytes: int, timeout_seconds: float) -> bytes:
+    """The whole body. Raises RequestRefused: status 413 as soon as it is known to be too large, 408 when it stalls."""
+    too_large = RequestRefused(
+        f"the request body is larger than {max_bytes} bytes", status=413, code="request_too_large"
+    )
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > max_bytes:
+        raise too_large
+    body = bytearray()
+    pieces = aiter(request.stream())
+    while True:
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                piece = await anext(pieces, None)
+        except TimeoutError as error:
+            raise RequestRefused(
+                f"nothing of the request body came for {timeout_seconds:g} s", status=408, code="request_timeout"
+            ) from error
+        if piece is None:
+            return bytes(body)
+        body += piece
+        if len(body) > max_bytes:
+            raise too_large
