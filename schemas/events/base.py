@@ -76,6 +76,15 @@ class RolloutPosition(Part):
     """This attempt."""
     step_index: int = Field(ge=0)
     """Number of the turn within the attempt."""
+    last_step_index: int | None = Field(default=None, ge=0)
+    """Number of the attempt's last turn. Null until its end is known: it stands on outcomes and what follows them."""
+    trainable_turns: int | None = Field(default=None, ge=0)
+    """How many turns of the attempt may be trained: so many samples complete it. Null until its end is known."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this is known to be the attempt's last turn."""
+        return self.last_step_index is not None and self.step_index == self.last_step_index
 
 
 Timestamp = datetime

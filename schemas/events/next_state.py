@@ -35,6 +35,8 @@ class ExplicitFeedback(Part):
     """Minted when the feedback arrived, or the client's idempotency key."""
     score: float = Field(ge=-1, le=1)
     """From -1 (bad) over 0 to +1 (good)."""
+    step_score: float | None = Field(default=None, ge=-1, le=1)
+    """What the environment thinks of this one step, apart from how the rollout ended; null when it thinks nothing."""
     text: str | None = None
     """What the person said about it: a source of hints."""
     source: str = "user"
@@ -73,7 +75,7 @@ class NextStateEvent(Event):
     child_turn_id: str | None = None
     """The turn that the following messages asked for."""
     rollout: RolloutPosition | None = None
-    """Copied from the turn."""
+    """Copied from the turn; an outcome adds where the rollout ended."""
     observed_at: AwareDatetime
     """When it was observed."""
 

@@ -116,16 +116,16 @@ class SampleEvent(Event):
     truncated: bool = False
     """True when the token cap ended the answer."""
     reward: float | None = Field(default=None, ge=-1, le=1)
-    """The RL component's reward; null when the sample has no RL component."""
+    """The RL component's reward; null when the sample has no RL component. In a rollout: its outcome."""
     step_reward: float | None = Field(default=None, ge=-1, le=1)
-    """A judge's reward for this step of a rollout, kept apart from the outcome."""
+    """A judge's or the environment's reward for this step of a rollout, kept apart from the outcome."""
     teacher: TeacherSignal | None = None
     """The distillation component's signal; null when the sample has none."""
     teacher_request: TeacherRequest | None = None
     """In place of `teacher`, when the trainer's own frozen copy of the model is the teacher: it computes the log-probs.
     A trainer without such a copy has no distillation component for this sample."""
     rollout: RolloutPosition | None = None
-    """Position in an environment's rollout, if any."""
+    """Position in an environment's rollout, if any. A sample of an outcome knows where the rollout ended."""
     tokenizer_fingerprint: str
     """Copied from the turn."""
     created_at: AwareDatetime
@@ -146,6 +146,6 @@ class SampleEvent(Event):
             raise ValueError(f"sample {self.sample_id}: version spans do not cover {tokens} tokens")
         if self.teacher is not None and self.teacher_request is not None:
             raise ValueError(f"sample {self.sample_id}: a teacher's signal and a request for one")
-        if self.reward is None and self.teacher is None and self.teacher_request is None:
-            raise ValueError(f"sample {self.sample_id}: neither a reward nor a teacher's signal")
+        if all(one is None for one in (self.reward, self.step_reward, self.teacher, self.teacher_request)):
+            raise ValueError(f"sample {self.sample_id}: neither a reward nor a step's reward nor a teacher's signal")
         return self

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from pydantic import AwareDatetime, Field, model_validator
 
-from schemas.events.base import Event, Part, RecordReference
+from schemas.events.base import Event, Part, RecordReference, RolloutPosition
 
 
 class ScoreStatus(StrEnum):
@@ -97,6 +97,10 @@ class ScoreEvent(Event):
     """Strict plurality of the valid votes; a tie is 0. Null exactly when failed."""
     reward: float | None = Field(default=None, ge=-1, le=1)
     """The number that training uses: the verdict, or the finer score of explicit evidence. Null when failed."""
+    step_reward: float | None = Field(default=None, ge=-1, le=1)
+    """With an outcome: what the environment gave for this one step. Null when it gave nothing."""
+    rollout: RolloutPosition | None = None
+    """Copied from the next state: of an outcome it says where the rollout ended."""
     tied: bool = False
     """True when no verdict had a strict plurality."""
     votes: list[Vote] = Field(default=[])

@@ -20,7 +20,7 @@ from services.gateway.auth import Authenticator
 from services.gateway.chat import ChatService
 from services.gateway.errors import error_headers, to_refusal
 from services.gateway.feedback import read_feedback
-from services.gateway.ports import Conversations
+from services.gateway.ports import Conversations, RolloutOutcome
 from services.gateway.redaction import presented_secrets, redact, redacted_headers, redacted_refusal
 from services.gateway.request_json import parse_json_object
 from services.gateway.request_limits import check_headers, read_body
@@ -122,6 +122,8 @@ def create_app(
         principal = check(request)
         headers = redacted_headers(request.headers, _secrets(request))
         said = read_feedback(parse_json_object(await body_of(request)), headers)
+        if isinstance(said, RolloutOutcome):
+            return _json(await rollout_outcome(principal, said))
         feedback_id = said.feedback_id or str(id_source())
         try:
             next_state_id = await conversations.feedback(
@@ -137,6 +139,18 @@ def create_app(
                 f"no answer {said.response_id[:100]!r} is known", status=404, code="response_not_found"
             ) from error
         return _json({"object": "feedback", "id": feedback_id, "next_state_id": next_state_id})
+
+    async def rollout_outcome(principal: str, outcome: RolloutOutcome) -> dict[str, Any]:
+        try:
+            recorded = await conversations.rollout_outcome(principal, outcome)
+        except LookupError as error:
+            raise RequestRefused(
+                f"no turn of yours belongs to rollout {outcome.rollout_id!r}: turns carry it in X-Rollout-Id",
+                status=404,
+                code="rollout_not_found",
+                parameter="rollout_id",
+            ) from error
+        return {"object": "feedback", "id": outcome.feedback_id, "next_state_ids": recorded.next_state_ids}
 
     async def healthz(request: Request) -> Response:
         return _json({"alive": True})

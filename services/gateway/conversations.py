@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from clawstream.clock import Clock
-from clawstream.errors import OutboxError
+from clawstream.errors import OutboxError, RequestRefused
 from clawstream.log import Logger
 from clawstream.metrics import Metrics
 from schemas.events import TurnEvent
@@ -23,7 +23,8 @@ from services.gateway.open_sessions import OpenSessions
 from services.gateway.outbox import Outbox
 from services.gateway.outbox_entries import NextStateEntry, decode_entry
 from services.gateway.placing import Placed, Placer, expects_parent
-from services.gateway.ports import IncomingRequest, Placement
+from services.gateway.ports import IncomingRequest, Placement, RecordedOutcome, RolloutOutcome
+from services.gateway.rollout_outcome import outcome_next_states, turns_of_rollout
 from services.gateway.turn_blobs import TurnBlobs
 from services.gateway.turn_index import TurnIndex
 from services.gateway.turn_index_store import TurnIndexStore
@@ -207,6 +208,36 @@ class GatewayConversations:
         draft = explicit_next_state(turn, judgement, self._clock.now())
         await self._next_states.write(draft, turn.trace_id)
         return draft.event.next_state_id
+
+    async def rollout_outcome(self, principal: str, outcome: RolloutOutcome) -> RecordedOutcome:
+        """See `Conversations.rollout_outcome`. Raises OutboxError when it cannot be recorded now."""
+        turns = await self._turns_of_rollout(principal, outcome)
+        drafts = outcome_next_states(turns, outcome, self._clock.now())
+        writes = (self._next_states.write(draft, turn.trace_id) for draft, turn in zip(drafts, turns, strict=True))
+        await asyncio.gather(*writes)
+        return RecordedOutcome([draft.event.next_state_id for draft in drafts])
+
+    async def _turns_of_rollout(self, principal: str, outcome: RolloutOutcome) -> list[KnownTurn]:
+        """Waits a moment for turns that other gateways served."""
+        deadline = self._clock.monotonic_seconds() + self._settings.other_gateway_wait_seconds
+        while True:
+            found = await self._in_thread(lambda: self._index.by_rollout(principal, outcome.rollout_id))
+            turns = turns_of_rollout(found)
+            if turns and len(turns) >= (outcome.steps or 0):
+                return turns
+            if not self.sees_other_gateways() or self._clock.monotonic_seconds() >= deadline:
+                break
+            await asyncio.sleep(_OTHER_GATEWAY_POLL_SECONDS)
+        if not turns:
+            raise LookupError(outcome.rollout_id)
+        raise RequestRefused(
+            f"rollout {outcome.rollout_id!r} has {len(turns)} known turns, not {outcome.steps}: try again, "
+            "or leave out what was answered with x-clawstream-recorded: false",
+            status=409,
+            code="rollout_incomplete",
+            parameter="steps",
+            retry_after_seconds=1.0,
+        )
 
     async def _is_written(self, draft: NextStateDraft, trace_id: str | None) -> bool:
         """Whether the next state that the request brought is durable; tried again when the disk refused it before."""

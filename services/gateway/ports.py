@@ -4,7 +4,7 @@ One request runs so: `Conversations.place` -> render -> `EngineRouter.lease` -> 
 `Conversations.finish` -> last byte to the client.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -57,6 +57,34 @@ class Placement:
     client_profile: str
 
 
+@dataclass(frozen=True, slots=True)
+class RolloutOutcome:
+    """What an environment says when a rollout has ended."""
+
+    rollout_id: str
+    """As it stood in `X-Rollout-Id`."""
+    score: float
+    """From -1 (failed) to +1 (solved)."""
+    steps: int | None
+    """How many recorded turns the environment knows of; None when it does not say."""
+    step_scores: Mapping[int, float]
+    """By step index; steps without a score are absent."""
+    text: str | None
+    """In words: a source of hints."""
+    source: str
+    """The environment's or verifier's name."""
+    feedback_id: str
+    """The same one again changes nothing. By default it follows from the rollout: one outcome per rollout."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedOutcome:
+    """What became of an outcome."""
+
+    next_state_ids: list[str]
+    """One per turn, in the order of steps."""
+
+
 class Conversations(Protocol):
     """The session tree, its index and the outbox."""
 
@@ -79,6 +107,14 @@ class Conversations(Protocol):
         self, principal: str, response_id: str, *, feedback_id: str, score: float, text: str | None, source: str
     ) -> str:
         """Writes explicit feedback down and returns the id of its next state. Raises LookupError for an unknown id."""
+        ...
+
+    async def rollout_outcome(self, principal: str, outcome: RolloutOutcome) -> RecordedOutcome:
+        """Writes a rollout's outcome down, once for every turn of it. A repetition writes what is missing.
+
+        Raises LookupError for a rollout without turns, and RequestRefused, status 409, while fewer turns are known
+        than the environment says it had.
+        """
         ...
 
     def is_ready(self) -> bool:

@@ -70,6 +70,17 @@ class TurnIndex:
             return pending
         return next((turn for turn in self._store.by_response(response_id) if turn.principal == principal), None)
 
+    def by_rollout(self, principal: str, rollout_id: str) -> list[KnownTurn]:
+        """The principal's turns of a rollout, in no order."""
+
+        def matches(turn: KnownTurn) -> bool:
+            return turn.principal == principal and turn.rollout is not None and turn.rollout.rollout_id == rollout_id
+
+        # Pending before stored: a turn that the follower reads back meanwhile is found in one of them.
+        pending = self.pending_where(matches)
+        found = {turn.turn_id: turn for turn in self._store.by_rollout(principal, rollout_id)}
+        return list({**found, **{turn.turn_id: turn for turn in pending}}.values())
+
     def has_child(self, turn_id: str) -> bool:
         """Whether a main turn followed this one, here or at another gateway."""
         with self._lock:

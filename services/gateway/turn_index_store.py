@@ -16,7 +16,7 @@ import orjson
 from schemas.events import TurnIndexEvent
 from services.gateway.known_turn import KnownTurn
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS turns (
     turn_id TEXT PRIMARY KEY,
@@ -26,6 +26,7 @@ CREATE TABLE IF NOT EXISTS turns (
     session_id TEXT NOT NULL,
     parent_turn_id TEXT,
     session_hint TEXT,
+    rollout_id TEXT,
     is_main INTEGER NOT NULL,
     own INTEGER NOT NULL,
     ended INTEGER NOT NULL DEFAULT 0,
@@ -37,11 +38,13 @@ CREATE INDEX IF NOT EXISTS by_response ON turns (response_id);
 CREATE INDEX IF NOT EXISTS by_session ON turns (session_id, created_at);
 CREATE INDEX IF NOT EXISTS by_parent ON turns (parent_turn_id) WHERE parent_turn_id IS NOT NULL;
 CREATE INDEX IF NOT EXISTS by_hint ON turns (session_hint, created_at) WHERE session_hint IS NOT NULL;
+CREATE INDEX IF NOT EXISTS by_rollout ON turns (rollout_id, created_at) WHERE rollout_id IS NOT NULL;
 CREATE INDEX IF NOT EXISTS by_age ON turns (created_at);
 CREATE TABLE IF NOT EXISTS positions (partition INTEGER PRIMARY KEY, next_offset INTEGER NOT NULL);
 """
 _MAX_CANDIDATES = 64
 _MAX_OF_SESSION = 32
+_MAX_OF_ROLLOUT = 2000
 
 
 class TurnIndexStore:
@@ -80,6 +83,7 @@ class TurnIndexStore:
                 turn.session_id,
                 turn.parent_turn_id,
                 turn.session_hint,
+                turn.rollout.rollout_id if turn.rollout is not None else None,
                 turn.is_main,
                 own,
                 turn.created_at.timestamp(),
@@ -91,7 +95,7 @@ class TurnIndexStore:
             self._writer.execute("BEGIN IMMEDIATE")
             self._writer.executemany(
                 "INSERT INTO turns (turn_id, answer_key, principal, response_id, session_id, parent_turn_id,"
-                " session_hint, is_main, own, created_at, entry) VALUES (?,?,?,?,?,?,?,?,?,?,?)"
+                " session_hint, rollout_id, is_main, own, created_at, entry) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)"
                 " ON CONFLICT (turn_id) DO UPDATE SET entry = excluded.entry",
                 rows,
             )
@@ -151,6 +155,11 @@ class TurnIndexStore:
     def by_response(self, response_id: str) -> list[KnownTurn]:
         """Turns with a response id (one, unless something minted it twice)."""
         return self._turns("response_id = ? ORDER BY created_at DESC", (response_id,), _MAX_OF_SESSION)
+
+    def by_rollout(self, principal: str, rollout_id: str) -> list[KnownTurn]:
+        """Turns of a principal's rollout, newest first."""
+        where = "rollout_id = ? AND principal = ? ORDER BY created_at DESC"
+        return self._turns(where, (rollout_id, principal), _MAX_OF_ROLLOUT)
 
     def by_turn(self, turn_id: str) -> KnownTurn | None:
         """One turn."""

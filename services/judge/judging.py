@@ -150,6 +150,7 @@ class Judging:
             status=ScoreStatus.SCORED,
             verdict=verdict_of(feedback.score),
             reward=feedback.score,
+            step_reward=feedback.step_score,
             hints=[Hint(text=text, source="user")] if text else [],
         )
 
@@ -167,6 +168,7 @@ class Judging:
                 "principal": next_state.principal,
                 "judge_spec_hash": judge.spec.spec_hash,
                 "promotion_epoch": judge.promotion_epoch,
+                "rollout": next_state.rollout,
                 "judged_at": self._clock.now(),
                 **values,
             }

@@ -13,6 +13,9 @@ before which a turn that must not be trained is skipped with its own reason. A n
 evidence of 0 is a reward like any other, which the other rollouts of its group may turn into an advantage. In binary
 mode a neutral verdict is a sample too: the trainer drops it as `zero_advantage`, where it can be seen, and a baseline
 may give it an advantage. In combine mode it has nothing to say beside a hint (OpenClaw-RL's four cases): no sample.
+
+In a rollout, what a judge says of one step is a `step_reward` and only explicit evidence (the outcome) is a `reward`:
+the trainer combines them when it has all of the rollout.
 """
 
 from dataclasses import dataclass
@@ -83,6 +86,7 @@ def assemble(
             return NoSample(f"no_signal_{signal.reason}") if kept_away else nothing
     has_reward = mode is Mode.BINARY or (mode is Mode.COMBINE and not _is_neutral(score))
     used = NoSignal() if mode is Mode.BINARY else signal
+    step_only = turn.rollout is not None and not score.explicit
     return SampleEvent(
         sample_id=ids.sample_id(turn.turn_id, score.score_id),
         turn_id=turn.turn_id,
@@ -100,10 +104,11 @@ def assemble(
         sampling_temperature=turn.sampling.temperature,
         version_spans=turn.version_spans,
         truncated=turn.truncated,
-        reward=score.reward if has_reward else None,
+        reward=score.reward if has_reward and not step_only else None,
+        step_reward=(score.reward if step_only else score.step_reward) if has_reward else None,
         teacher=used if isinstance(used, TeacherSignal) else None,
         teacher_request=used if isinstance(used, TeacherRequest) else None,
-        rollout=turn.rollout,
+        rollout=score.rollout or turn.rollout,
         tokenizer_fingerprint=turn.tokenizer_fingerprint,
         created_at=created_at,
     )

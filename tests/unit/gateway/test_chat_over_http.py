@@ -642,3 +642,18 @@ async def test_feedback_by_response_id(gateway: GatewayUnderTest) -> None:
     assert gateway.conversations.said[1]["source"] == "pytest"
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "response_not_found")
     assert (bad.status_code, bad.json()["error"]["param"]) == (400, "score")
+
+
+async def test_the_outcome_of_a_rollout_over_http(gateway: GatewayUnderTest) -> None:
+    headers = {"X-Task-Id": "t", "X-Group-Id": "g", "X-Rollout-Id": "r", "X-Step-Index": "0"}
+    async with httpx.AsyncClient(base_url=gateway.base_url) as client:
+        asked = await client.post("/v1/chat/completions", json={"model": "policy", "messages": USER}, headers=headers)
+        assert asked.status_code == 200
+        body = {"rollout_id": "r", "score": 1, "source": "verifier", "steps": 1, "step_scores": [0.5]}
+        answer = await client.post("/v1/feedback", json=body)
+        unknown = await client.post("/v1/feedback", json={**body, "rollout_id": "another"})
+    assert answer.json()["id"] == "outcome:r"
+    assert len(answer.json()["next_state_ids"]) == 1
+    (outcome,) = gateway.conversations.outcomes
+    assert (outcome.score, outcome.step_scores, outcome.source) == (1.0, {0: 0.5}, "verifier")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "rollout_not_found")

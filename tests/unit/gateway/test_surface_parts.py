@@ -23,6 +23,7 @@ from schemas.events.base import TurnType
 from services.gateway.auth import LOCAL_PRINCIPAL, Authenticator, hash_key
 from services.gateway.errors import error_body, error_headers, to_refusal
 from services.gateway.feedback import read_feedback
+from services.gateway.ports import RolloutOutcome
 from services.gateway.request_headers import (
     SESSION_HINT_HEADERS,
     clean_identifier,
@@ -232,6 +233,40 @@ def test_what_cannot_be_honoured_names_its_parameter(field: str, value: Any) -> 
 def test_feedback_that_says_nothing_is_refused(body: dict[str, Any]) -> None:
     with pytest.raises(RequestRefused):
         read_feedback(body, {})
+
+
+def test_the_outcome_of_a_rollout_is_read() -> None:
+    read = read_feedback({"rollout_id": "r", "score": -1, "steps": 3, "step_scores": [1, None, -0.5]}, {})
+    assert read == RolloutOutcome(
+        rollout_id="r",
+        score=-1.0,
+        steps=3,
+        step_scores={0: 1.0, 2: -0.5},
+        text=None,
+        source="environment",
+        feedback_id="outcome:r",
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"response_id": "x"}, "rollout_id"),
+        ({"rollout_id": 7}, "rollout_id"),
+        ({"rollout_id": " "}, "rollout_id"),
+        ({"score": 2}, "score"),
+        ({"source": "user"}, "source"),
+        ({"steps": 0}, "steps"),
+        ({"steps": True}, "steps"),
+        ({"step_scores": 1}, "step_scores"),
+        ({"step_scores": [0, "good"]}, "step_scores"),
+        ({"step_scores": [float("nan")]}, "step_scores"),
+    ],
+)
+def test_a_wrong_outcome_is_refused_by_name(wrong: dict[str, Any], field: str) -> None:
+    with pytest.raises(RequestRefused) as caught:
+        read_feedback({"rollout_id": "r", "score": 1, **wrong}, {})
+    assert (caught.value.status, caught.value.parameter) == (400, field)
 
 
 # Sampling

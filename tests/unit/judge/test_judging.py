@@ -19,6 +19,7 @@ from clawstream.errors import (
 )
 from clawstream.metrics import Metrics
 from schemas.events import LlmCallEvent, NextStateEvent, ScoreEvent
+from schemas.events.base import RolloutPosition
 from schemas.events.score import ScoreStatus
 from schemas.judge_spec import JudgeSpec
 from services.judge.backends.generated import interpret_generation
@@ -270,6 +271,15 @@ async def test_explicit_evidence_needs_no_model(given: float, verdict: int, kind
     assert score.status is ScoreStatus.SCORED
     assert setting.backend.calls == 0
     assert setting.ledger.entries == {}
+
+
+async def test_an_outcome_keeps_its_step_score_and_its_place_in_the_rollout() -> None:
+    position = RolloutPosition(task_id="t", group_id="g", rollout_id="r", step_index=0, last_step_index=1)
+    outcome = feedback(1.0, kind="outcome").model_copy(update={"rollout": position})
+    assert outcome.feedback is not None
+    stepped = outcome.model_copy(update={"feedback": outcome.feedback.model_copy(update={"step_score": -0.5})})
+    score = await Setting(UNAVAILABLE).score(stepped)
+    assert (score.reward, score.step_reward, score.rollout) == (1.0, -0.5, position)
 
 
 async def test_what_people_say_with_their_feedback_is_a_hint() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from clawstream import ids
 from schemas.arrays import float32_array, int32_array
 from schemas.events import SampleEvent, ScoreEvent
+from schemas.events.base import RolloutPosition
 from schemas.events.sample import TeacherRequest, TeacherSignal
 from schemas.events.turn import UntrainableReason
 from services.teacher.assembly import NoSample, NoSignal, assemble, revision, skip_before_reading
@@ -172,3 +173,24 @@ def test_newer_specs_outrank_explicit_evidence_which_outranks_later_evidence(
     first: tuple[int, bool, int], second: tuple[int, bool, int]
 ) -> None:
     assert (revision_of(*first) < revision_of(*second)) == (first < second)
+
+
+POSITION = RolloutPosition(task_id="t", group_id="g", rollout_id="r", step_index=1)
+
+
+def test_in_a_rollout_a_judges_verdict_is_the_steps_reward() -> None:
+    sample = assemble(
+        turn_event(1, rollout=POSITION), score_event(rollout=POSITION), NoSignal(), Mode.BINARY, created_at=NOW
+    )
+    assert isinstance(sample, SampleEvent)
+    assert (sample.reward, sample.step_reward, sample.rollout) == (None, -0.5, POSITION)
+
+
+def test_an_outcome_keeps_reward_and_step_reward_apart_and_knows_where_the_rollout_ended() -> None:
+    ended = POSITION.model_copy(update={"last_step_index": 1, "trainable_turns": 2})
+    score = score_event(rollout=ended, explicit=True, reward=1.0, verdict=1, step_reward=-0.25)
+    sample = assemble(turn_event(1, rollout=POSITION), score, NoSignal(), Mode.BINARY, created_at=NOW)
+    assert isinstance(sample, SampleEvent)
+    assert (sample.reward, sample.step_reward, sample.rollout) == (1.0, -0.25, ended)
+    assert ended.is_last
+    assert not POSITION.is_last
