@@ -33,6 +33,7 @@
     ├── TooManyDeadLetters       a worker stopped because most of its inputs could not be handled
     ├── OutboxError              the gateway's outbox on disk is damaged, locked or cannot be written
     │   └── OutboxFull           it holds as much as it may: turns are served unrecorded
+    ├── SandboxError             commands cannot be isolated, or a sandbox could not be started
     └── SupervisorError          a process could not be started, found or stopped
 
 Messages say what happened, where (`topic[partition]@offset`, sample id, field) and what to do.
@@ -243,3 +244,7 @@ class OutboxError(ClawstreamError):
 
 class OutboxFull(OutboxError):  # noqa: N818 - reads as the condition it names
     """The outbox holds as much as it may because the log is out of reach. What is offered now is not recorded."""
+
+
+class SandboxError(ClawstreamError):
+    """Commands cannot be isolated on this machine, or a sandbox could not be set up. The command did not run."""
