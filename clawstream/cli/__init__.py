@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from clawstream.cli import broker, dlq, doctor, models, status, supervision, topics
+from clawstream.cli import broker, dlq, doctor, evaluate, models, status, supervision, topics
 from clawstream.cli.terminal import errors
 from clawstream.errors import ClawstreamError, SettingsError
 
@@ -25,6 +25,7 @@ app.add_typer(dlq.app, name="dlq")
 supervision.register(app)
 status.register(app)
 doctor.register(app)
+evaluate.register(app)
 
 
 def main() -> None:

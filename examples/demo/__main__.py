@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from clawstream.evaluation.questions import load_questions
 from clawstream.rendering.renderer import load_renderer
 from examples.demo.personas import personas
-from examples.demo.questions import load_questions
 from examples.demo.report import print_table, write_report
 from examples.demo.run import Effort, run_seed
 from examples.demo.system import DemoPlan

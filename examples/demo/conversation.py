@@ -8,8 +8,8 @@ from random import Random
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
+from clawstream.evaluation.questions import Question
 from examples.demo.personas import Persona, Reaction
-from examples.demo.questions import Question
 
 REPLY_MAX_TOKENS = 4
 """The user does not read what is said after the reaction: a few tokens are enough."""

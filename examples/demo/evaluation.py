@@ -1,19 +1,20 @@
-"""Asks the held-out questions of an engine and measures the answers.
+"""Asks the held-out questions of an engine as the persona would, and sums the answers up.
 
 Evaluation goes to the engine directly, beside the gateway: what is only measured is neither logged nor trained.
 """
 
-import asyncio
 import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from clawstream.engine.interface import EngineClient, GenerationRequest
+from clawstream.engine.interface import EngineClient
+from clawstream.evaluation.asking import MeasuredAnswer, ask_all
+from clawstream.evaluation.questions import Question
+from clawstream.evaluation.respondents import EngineRespondent, Sampling
 from clawstream.rendering.interface import ChatRenderer
 from examples.demo.personas import Persona
-from examples.demo.questions import Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +39,6 @@ class Measurement:
     """Share of answers of fewer than three words."""
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredAnswer:
-    """One held-out answer, kept for the report."""
-
-    question: str
-    answer: str
-    satisfied: bool
-    correct: bool
-
-
 async def evaluate(
     engine: EngineClient,
     renderer: ChatRenderer,
@@ -63,40 +54,28 @@ async def evaluate(
 
     `advance` is called after every answer. The same seed asks the engine for the same random numbers.
     """
+    answers = await ask_all(
+        EngineRespondent(engine, renderer),
+        questions,
+        lambda question, answer, finished: persona.react(question, answer, finished, Random(0)).satisfied,
+        Sampling(temperature, persona.max_answer_tokens),
+        seeds=[seed],
+        samples_per_question=samples_per_question,
+        advance=advance,
+    )
+    return summarise(answers), answers
 
-    async def ask(question: Question, sample: int) -> tuple[MeasuredAnswer, int, float]:
-        prompt = renderer.render([{"role": "user", "content": question.text}])
-        ids: list[int] = []
-        logprobs: list[float] = []
-        finish_reason = None
-        parameters = {
-            "temperature": temperature,
-            "max_new_tokens": persona.max_answer_tokens,
-            "stop_token_ids": renderer.stop_token_ids,
-            "sampling_seed": seed * 1_000_003 + sample,
-        }
-        request = GenerationRequest(f"eval-{seed}-{sample}-{question.text}", prompt.token_ids, parameters)
-        async for chunk in engine.generate(request):
-            ids += chunk.token_ids
-            logprobs += [logprob for logprob in chunk.logprobs if logprob is not None]
-            finish_reason = chunk.finish_reason or finish_reason
-        answer = renderer.parse(ids).content or ""
-        reaction = persona.react(question, answer, finish_reason == "stop", Random(0))
-        advance()
-        measured = MeasuredAnswer(question.text, answer, reaction.satisfied, reaction.correct)
-        return measured, len(ids), -sum(logprobs) / max(len(logprobs), 1)
 
-    results = await asyncio.gather(*(ask(q, s) for s in range(samples_per_question) for q in questions))
-    answers = [answer for answer, _, _ in results]
-    rewards = [1.0 if answer.satisfied else -1.0 for answer in answers]
-    measurement = Measurement(
+def summarise(answers: Sequence[MeasuredAnswer]) -> Measurement:
+    """The means."""
+    rewards = [answer.reward for answer in answers]
+    return Measurement(
         answers=len(answers),
         reward=statistics.fmean(rewards),
         reward_standard_error=statistics.stdev(rewards) / math.sqrt(len(rewards)) if len(rewards) > 1 else 0.0,
         satisfied=statistics.fmean(answer.satisfied for answer in answers),
         correct=statistics.fmean(answer.correct for answer in answers),
-        length_tokens=statistics.fmean(tokens for _, tokens, _ in results),
-        entropy_nats=statistics.fmean(entropy for _, _, entropy in results),
-        empty=statistics.fmean(len(answer.answer.split()) < 3 for answer in answers),
+        length_tokens=statistics.fmean(answer.length_tokens for answer in answers),
+        entropy_nats=statistics.fmean(answer.entropy_nats or 0.0 for answer in answers),
+        empty=statistics.fmean(answer.is_empty for answer in answers),
     )
-    return measurement, answers

@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from examples.demo.evaluation import MeasuredAnswer, Measurement
+from clawstream.evaluation.asking import MeasuredAnswer
+from examples.demo.evaluation import Measurement
 from examples.demo.history import History
 
 

@@ -12,12 +12,13 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from clawstream.engine.client import HttpEngineClient
 from clawstream.engine.interface import EngineClient
+from clawstream.evaluation.asking import MeasuredAnswer
+from clawstream.evaluation.questions import QuestionSet
 from clawstream.rendering.interface import ChatRenderer
 from examples.demo.conversation import Exchange, ScriptedUser
-from examples.demo.evaluation import MeasuredAnswer, Measurement, evaluate
+from examples.demo.evaluation import Measurement, evaluate
 from examples.demo.history import History, newest_version, read_history
 from examples.demo.personas import Persona
-from examples.demo.questions import QuestionSet
 from examples.demo.report import SeedResult
 from examples.demo.system import POLICY, DemoPlan, DemoSystem, start
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from examples.demo.questions import Question
+from clawstream.evaluation.questions import Question
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
 """A user who hates bullet points and numbered lists."""
 
-import re
 from random import Random
 from typing import Final
 
+from clawstream.evaluation.preferences import has_list
+from clawstream.evaluation.questions import Question
 from examples.demo.personas import Persona, Reaction
-from examples.demo.questions import Question
 
 THANKS: Final = ("Thanks, that reads well.", "Great, thank you.", "Perfect, exactly like that.")
 NO_LISTS: Final = (
@@ -14,8 +14,6 @@ NO_LISTS: Final = (
     "No, I do not want bullet points.",
 )
 NO_ANSWER: Final = ("No, that is not an answer.", "That does not help me.", "No, that is not what I asked.")
-
-_LIST_LINE = re.compile(r"(?m)^\s*(?:[-*•]|\d+[.)])\s+")
 
 
 def react(question: Question, answer: str, finished: bool, random: Random) -> Reaction:
@@ -26,11 +24,6 @@ def react(question: Question, answer: str, finished: bool, random: Random) -> Re
     if not correct:
         return Reaction(satisfied=False, correct=False, reply=random.choice(NO_ANSWER))
     return Reaction(satisfied=True, correct=True, reply=random.choice(THANKS))
-
-
-def has_list(answer: str) -> bool:
-    """Whether a line begins like an item, or items are counted inside a line."""
-    return bool(_LIST_LINE.search(answer)) or len(re.findall(r"\b[1-9][.)]\s", answer)) >= 2
 
 
 NO_BULLETS: Final = Persona(

@@ -1,14 +1,11 @@
 """A terse user: one short sentence, and it has to be an answer."""
 
-import re
 from random import Random
 from typing import Final
 
+from clawstream.evaluation.preferences import TERSE_MAX_WORDS, is_one_short_sentence
+from clawstream.evaluation.questions import Question
 from examples.demo.personas import Persona, Reaction
-from examples.demo.questions import Question
-
-MAX_WORDS: Final = 20
-"""What this user calls short."""
 
 THANKS: Final = ("Thanks, exactly.", "Perfect, thank you.", "Great, just what I wanted.", "Yes, thanks.")
 TOO_LONG: Final = (
@@ -30,16 +27,9 @@ def react(question: Question, answer: str, finished: bool, random: Random) -> Re
     return Reaction(satisfied=True, correct=True, reply=random.choice(THANKS))
 
 
-def is_one_short_sentence(answer: str) -> bool:
-    """At most MAX_WORDS words and one sentence. An empty answer is short, but no sentence."""
-    words = answer.split()
-    sentences = [part for part in re.split(r"[.!?]+(?:\s+|$)", answer.strip()) if part]
-    return 0 < len(words) <= MAX_WORDS and len(sentences) == 1
-
-
 TERSE: Final = Persona(
     name="terse",
-    description=f"wants one sentence of at most {MAX_WORDS} words that answers the question",
+    description=f"wants one sentence of at most {TERSE_MAX_WORDS} words that answers the question",
     questions_file="questions_facts.toml",
     max_answer_tokens=64,
     react=react,

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from clawstream.chat_client import ChatClient
 from clawstream.errors import ClawstreamError
-from examples.environments.gateway_client import GatewayClient
 from examples.environments.terminal.limits import MEGABYTE, Limits
 from examples.environments.terminal.rollout import RolloutOptions, RolloutPlan, RolloutResult
 from examples.environments.terminal.run import FailedRollout, TaskSummary, plan_rollouts, run_all, summarise
@@ -73,7 +73,7 @@ def main(
             run_id=run_id or f"terminal-{uuid.uuid4().hex[:12]}",
             seed=seed,
         )
-        client = GatewayClient(gateway, api_key=api_key, model=model, patience_seconds=patience_seconds)
+        client = ChatClient(gateway, api_key=api_key, model=model, patience_seconds=patience_seconds)
         results = asyncio.run(run(client, plans, options, concurrent, console))
     except ClawstreamError as error:
         console.print(str(error), style="red", markup=False)
@@ -98,7 +98,7 @@ def main(
 
 
 async def run(
-    client: GatewayClient, plans: Sequence[RolloutPlan], options: RolloutOptions, concurrent: int, console: Console
+    client: ChatClient, plans: Sequence[RolloutPlan], options: RolloutOptions, concurrent: int, console: Console
 ) -> list[RolloutResult | FailedRollout]:
     """All attempts, with a line that shows how far they are."""
     began, ended, solved, tokens = time.monotonic(), 0, 0, 0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from examples.environments.gateway_client import Answer
+from clawstream.chat_client import ChatAnswer
 
 SYSTEM: Final = """\
 You solve tasks in a Linux terminal. Answer with exactly one shell command in a code block:
@@ -53,7 +53,7 @@ class Move:
     """Further tool calls of the same answer: one command at a time."""
 
 
-def read_move(answer: Answer) -> Move:
+def read_move(answer: ChatAnswer) -> Move:
     """The first tool call with a command, else the first code block, else DONE on a line of its own."""
     calls = answer.message.get("tool_calls") or []
     ids = tuple(str(call.get("id", "")) for call in calls)

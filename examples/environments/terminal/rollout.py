@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from clawstream.chat_client import ChatAnswer, ChatClient
 from clawstream.errors import EngineRejected
-from examples.environments.gateway_client import Answer, GatewayClient, Step
+from examples.environments.gateway_client import Step, is_recorded, post_outcome
 from examples.environments.terminal.agent import (
     NO_COMMAND,
     SYSTEM,
@@ -76,7 +77,7 @@ class RolloutResult:
     """What the gateway refused, if it did."""
 
 
-async def run_rollout(client: GatewayClient, plan: RolloutPlan, options: RolloutOptions) -> RolloutResult:
+async def run_rollout(client: ChatClient, plan: RolloutPlan, options: RolloutOptions) -> RolloutResult:
     """Runs an attempt from its files to the outcome on the log.
 
     Raises EngineUnavailable when the gateway stays away, and SandboxError; such an attempt has no outcome.
@@ -88,7 +89,8 @@ async def run_rollout(client: GatewayClient, plan: RolloutPlan, options: Rollout
         result.solved = (await sandbox.run(plan.task.verifier)).exit_code == 0
     recorded = result.steps - unrecorded
     if recorded > 0:
-        result.recorded_turns = await client.outcome(
+        result.recorded_turns = await post_outcome(
+            client,
             plan.rollout_id,
             SOLVED if result.solved else FAILED,
             source=VERIFIER,
@@ -99,7 +101,7 @@ async def run_rollout(client: GatewayClient, plan: RolloutPlan, options: Rollout
 
 
 async def _act(
-    client: GatewayClient, plan: RolloutPlan, options: RolloutOptions, sandbox: Sandbox, result: RolloutResult
+    client: ChatClient, plan: RolloutPlan, options: RolloutOptions, sandbox: Sandbox, result: RolloutResult
 ) -> int:
     """The loop of the agent. Returns how many turns are not on the log."""
     messages: list[dict[str, Any]] = [
@@ -116,7 +118,7 @@ async def _act(
             break
         result.steps += 1
         result.tokens += answer.tokens
-        unrecorded += not answer.recorded
+        unrecorded += not is_recorded(answer)
         move = read_move(answer)
         ran = await sandbox.run(move.command) if move.command is not None else None
         result.commands += ran is not None
@@ -133,17 +135,19 @@ async def _act(
 
 
 async def _ask(
-    client: GatewayClient,
+    client: ChatClient,
     messages: Sequence[Mapping[str, Any]],
     plan: RolloutPlan,
     options: RolloutOptions,
     index: int,
-) -> Answer:
+) -> ChatAnswer:
     step = Step(plan.task.name, plan.group_id, plan.rollout_id, index)
     sampling: dict[str, Any] = {"max_completion_tokens": options.max_tokens, "seed": plan.seed + index}
     if options.temperature is not None:
         sampling["temperature"] = options.temperature
-    return await client.chat(messages, step, tools=[TOOL] if options.use_tool else (), **sampling)
+    if options.use_tool:
+        sampling["tools"] = [TOOL]
+    return await client.chat(messages, headers=step.headers, **sampling)
 
 
 async def _judge(task: Task, move: Move, ran: CommandResult | None, judge: StepJudge | None) -> float | None:

@@ -5,8 +5,8 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from clawstream.chat_client import ChatClient
 from clawstream.errors import EngineError, SandboxError
-from examples.environments.gateway_client import GatewayClient
 from examples.environments.terminal.rollout import RolloutOptions, RolloutPlan, RolloutResult, run_rollout
 from examples.environments.terminal.task import Task
 
@@ -41,7 +41,7 @@ def plan_rollouts(
 
 
 async def run_all(
-    client: GatewayClient,
+    client: ChatClient,
     plans: Sequence[RolloutPlan],
     options: RolloutOptions,
     *,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from examples.environments.gateway_client import Answer, GatewayClient
+from clawstream.chat_client import ChatAnswer, ChatClient
 from examples.environments.terminal.agent import NO_COMMAND, Move, read_move, result_messages
 from examples.environments.terminal.limits import Limits
 from examples.environments.terminal.rollout import RolloutOptions, RolloutResult, run_rollout
@@ -29,13 +29,13 @@ OPTIONS = RolloutOptions(
 )
 
 
-def said(text: str) -> Answer:
-    return Answer({"role": "assistant", "content": text}, 1, True)
+def said(text: str) -> ChatAnswer:
+    return ChatAnswer({"role": "assistant", "content": text}, "stop", 1)
 
 
-def called(*calls: tuple[str, str]) -> Answer:
+def called(*calls: tuple[str, str]) -> ChatAnswer:
     tool_calls = [{"id": name, "function": {"name": "run_command", "arguments": given}} for name, given in calls]
-    return Answer({"role": "assistant", "tool_calls": tool_calls}, 1, True)
+    return ChatAnswer({"role": "assistant", "tool_calls": tool_calls}, "tool_calls", 1)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def called(*calls: tuple[str, str]) -> Answer:
         (called(("c1", '{"command": 5}')), Move(None, False, "c1")),
     ],
 )
-def test_what_an_answer_means(answer: Answer, move: Move) -> None:
+def test_what_an_answer_means(answer: ChatAnswer, move: Move) -> None:
     assert read_move(answer) == move
 
 
@@ -67,8 +67,8 @@ def test_every_tool_call_is_answered() -> None:
     assert result_messages(Move("ls", False), "exit code 0") == [{"role": "user", "content": "exit code 0"}]
 
 
-def client_of(gateway: GatewayUnderTest, patience_seconds: float = 0.0) -> GatewayClient:
-    return GatewayClient(f"{gateway.base_url}/v1", api_key="unused", model="policy", patience_seconds=patience_seconds)
+def client_of(gateway: GatewayUnderTest, patience_seconds: float = 0.0) -> ChatClient:
+    return ChatClient(f"{gateway.base_url}/v1", api_key="unused", model="policy", patience_seconds=patience_seconds)
 
 
 def script(gateway: GatewayUnderTest, *texts: str) -> None:

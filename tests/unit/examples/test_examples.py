@@ -5,12 +5,11 @@ from random import Random
 
 import pytest
 
+from clawstream.evaluation.preferences import has_list, is_one_short_sentence
+from clawstream.evaluation.questions import load_questions
 from clawstream.settings import load_settings
 from clawstream.supervisor.settings import Service, load_system_settings
 from examples.demo.personas import personas
-from examples.demo.personas.no_bullets import has_list
-from examples.demo.personas.terse import is_one_short_sentence
-from examples.demo.questions import load_questions
 from examples.demo.system import DemoPlan, configuration
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
