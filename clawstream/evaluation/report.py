@@ -25,7 +25,8 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     )
     table.add_column("")
     for version in comparison.versions:
-        table.add_column(f"{version.name} (control)" if version.name == comparison.control else version.name)
+        is_control = version.name == comparison.control and version.name != "control"
+        table.add_column(f"{version.name} (control)" if is_control else version.name)
     for metric in METRICS:
         cells = [_cell(version.estimates[metric.name], metric.template) for version in comparison.versions]
         table.add_row(metric.label, *cells)

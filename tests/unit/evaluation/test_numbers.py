@@ -110,7 +110,7 @@ def test_self_overlap_by_hand() -> None:
 @given(st.lists(st.text("ab c.", max_size=12), min_size=2, max_size=5))
 def test_diversity_against_another_way_to_count(texts: list[str]) -> None:
     grams = [[" ".join(gram) for gram in ngrams(text, 1)] for text in texts]
-    flat = sum(grams, [])
+    flat = [word for of_text in grams for word in of_text]
     assert distinct_n(texts, 1) == (len(dict.fromkeys(flat)) / len(flat) if flat else None)
     pairs = list(combinations(grams, 2))
     jaccard = [sum(word in set(b) for word in set(a)) / len({*a, *b}) if a or b else 1.0 for a, b in pairs]
