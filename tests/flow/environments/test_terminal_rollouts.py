@@ -3,6 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -66,7 +67,7 @@ def test_every_turn_of_a_rollout_carries_its_place_and_learns_the_outcome(
         assert {(turn["rollout"]["task_id"], turn["rollout"]["group_id"]) for turn in of_rollout} == {
             (plan.task.name, plan.group_id)
         }
-        for parent, child in zip(of_rollout, of_rollout[1:], strict=False):
+        for parent, child in pairwise(of_rollout):
             assert child["parent_turn_id"] == parent["turn_id"]
 
     assert {state["turn_id"] for state in found} == set(turns)
