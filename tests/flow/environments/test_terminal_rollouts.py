@@ -1,4 +1,4 @@
-"""The terminal environment against the whole system: rollouts, outcomes and samples on a real log."""
+"""The terminal environment against the system without its trainer: rollouts, outcomes and samples on a real log."""
 
 import asyncio
 from collections import defaultdict
@@ -34,7 +34,7 @@ OPTIONS = RolloutOptions(
 def test_every_turn_of_a_rollout_carries_its_place_and_learns_the_outcome(
     start_system: Callable[..., RunningSystem],
 ) -> None:
-    system = start_system(batch_size=1000)
+    system = start_system(workers=("judge", "teacher"))
     plans = plan_rollouts(
         load_tasks(names=["count_errors", "change_port"]), rollouts=2, repetitions=1, run_id="t", seed=1
     )

@@ -5,7 +5,7 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clawstream.evaluation.asking import MeasuredAnswer
@@ -83,6 +83,7 @@ def test_missing_values_are_left_out_and_nothing_gives_nothing() -> None:
         bootstrap.mean([1.0, 2.0])
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=20), st.integers(0, 5))
 def test_an_interval_holds_its_mean_and_repeats(values: list[float], seed: int) -> None:
     first, again = (Bootstrap(len(values), resamples=200, confidence=0.95, seed=seed).mean(values) for _ in range(2))
@@ -107,6 +108,7 @@ def test_self_overlap_by_hand() -> None:
     assert self_overlap(["alone"], 2) is None
 
 
+@settings(deadline=None)
 @given(st.lists(st.text("ab c.", max_size=12), min_size=2, max_size=5))
 def test_diversity_against_another_way_to_count(texts: list[str]) -> None:
     grams = [[" ".join(gram) for gram in ngrams(text, 1)] for text in texts]
