@@ -44,6 +44,12 @@ def test_product_code_does_not_import_tests_or_examples() -> None:
         assert offenders(package, ("tests", "examples", "benchmarks")) == []
 
 
+@pytest.mark.parametrize("example", ["environments", "homework"])
+def test_environments_are_clients_that_could_run_anywhere(example: str) -> None:
+    assert list(source_files(f"examples/{example}"))
+    assert offenders(f"examples/{example}", ("services", "schemas", "clawstream.bus", "clawstream.worker")) == []
+
+
 IMPORT_WITHOUT_TORCH = """
 import importlib, importlib.abc, sys
 
