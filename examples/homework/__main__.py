@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from clawstream.chat_client import ChatClient
-from clawstream.errors import ClawstreamError
+from clawstream.errors import ClawstreamError, EngineError
 from clawstream.evaluation.statistics import METHOD, Bootstrap, Estimate
 from examples.homework.problems import SHIPPED_FILE, load_problems
 from examples.homework.scenario import Assignment, ConversationResult, Role, assignments, converse
@@ -68,9 +68,13 @@ def main(
     try:
         planned = assignments(load_problems(problems, limit), role or list(Role))
         client = ChatClient(endpoint, api_key=api_key, model=model, patience_seconds=patience_seconds)
-        results = asyncio.run(hold_all(client, planned, effort, console))
+        results, failures = asyncio.run(hold_all(client, planned, effort, console))
     except ClawstreamError as error:
         console.print(str(error), style="red", markup=False)
+        sys.exit(1)
+    if failures:
+        console.print(f"{len(failures)} conversations failed, the first: {failures[0]}", style="red", markup=False)
+    if not results:
         sys.exit(1)
     table = summarise(results, seed)
     print_table(Console(), table, len(planned), seeds)
@@ -81,6 +85,7 @@ def main(
                 role: {name: estimate and asdict(estimate) for name, estimate in rows.items()}
                 for role, rows in table.items()
             },
+            "failures": failures,
             "conversations": [asdict(result) for result in results],
         }
         report.parent.mkdir(parents=True, exist_ok=True)
@@ -90,8 +95,8 @@ def main(
 
 async def hold_all(
     client: ChatClient, planned: Sequence[Assignment], effort: Effort, console: Console
-) -> list[ConversationResult]:
-    """All conversations, `concurrent` at a time, with a line that shows how far they are."""
+) -> tuple[list[ConversationResult], list[str]]:
+    """All conversations, `concurrent` at a time, with a line that shows how far they are; and what failed, in words."""
     columns = (
         TextColumn("conversations"),
         BarColumn(bar_width=24),
@@ -104,22 +109,30 @@ async def hold_all(
     with Progress(*columns, console=console) as progress:
         line = progress.add_task("conversations", total=len(planned) * effort.seeds)
 
-        async def one(assignment: Assignment, seed: int) -> ConversationResult:
+        results: list[ConversationResult] = []
+        failures: list[str] = []
+
+        async def one(assignment: Assignment, seed: int) -> None:
             async with slots:
-                return await converse(
-                    client,
-                    assignment,
-                    max_turns=effort.max_turns,
-                    max_tokens=effort.max_tokens,
-                    temperature=effort.temperature,
-                    seed=seed * _SEED_STRIDE,
-                    measure_only=effort.measure_only,
-                    advance=lambda: progress.advance(line),
-                )
+                try:
+                    result = await converse(
+                        client,
+                        assignment,
+                        max_turns=effort.max_turns,
+                        max_tokens=effort.max_tokens,
+                        temperature=effort.temperature,
+                        seed=seed * _SEED_STRIDE,
+                        measure_only=effort.measure_only,
+                    )
+                    results.append(result)
+                except EngineError as error:
+                    failures.append(f"{assignment.role.value}, {assignment.problem.question[:60]!r}: {error}")
+            progress.advance(line)
 
         numbers = range(effort.first_seed, effort.first_seed + effort.seeds)
         async with client:
-            return list(await asyncio.gather(*(one(each, number) for number in numbers for each in planned)))
+            await asyncio.gather(*(one(each, number) for number in numbers for each in planned))
+        return results, failures
 
 
 def summarise(results: Sequence[ConversationResult], seed: int) -> dict[Role, dict[str, Estimate | None]]:

@@ -1,6 +1,6 @@
 """The two users. They know what they want and not what is right: they complain of style until they are content."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -89,7 +89,6 @@ async def converse(
     temperature: float,
     seed: int,
     measure_only: bool,
-    advance: Callable[[], None],
 ) -> ConversationResult:
     """Asks, complains of the first fault, and thanks when there is none.
 
@@ -110,5 +109,4 @@ async def converse(
             break
     if not measure_only:
         await client.chat(messages, headers={"X-Session-Done": "true"}, max_tokens=_LAST_WORD_TOKENS)
-    advance()
     return ConversationResult(assignment.role, assignment.problem.question, scores[0], scores[-1], answers)

@@ -25,6 +25,9 @@ from examples.environments.terminal.sandbox import choose_isolation
 from examples.environments.terminal.step_judge import load_step_judge
 from examples.environments.terminal.task import TASKS_DIRECTORY, load_tasks
 
+DEFAULTS = Limits()
+"""Unless the command line says otherwise."""
+
 
 def main(
     gateway: Annotated[str, typer.Option(help="Its OpenAI endpoint.")] = "http://127.0.0.1:8000/v1",
@@ -40,8 +43,8 @@ def main(
     temperature: Annotated[float | None, typer.Option(help="Of the policy; by default the gateway's.")] = None,
     use_tool: Annotated[bool, typer.Option(help="Commands as tool calls instead of code blocks.")] = False,
     step_judge: Annotated[str | None, typer.Option(help="package.module:name of a step judge.")] = None,
-    timeout_seconds: Annotated[float, typer.Option(help="Of one command.", min=0.1)] = Limits.timeout_seconds,
-    memory_megabytes: Annotated[int, typer.Option(help="Of one process.", min=16)] = Limits.memory_bytes // MEGABYTE,
+    timeout_seconds: Annotated[float, typer.Option(help="Of one command.", min=0.1)] = DEFAULTS.timeout_seconds,
+    memory_megabytes: Annotated[int, typer.Option(help="Of one process.", min=16)] = DEFAULTS.memory_bytes // MEGABYTE,
     allow_unsandboxed: Annotated[bool, typer.Option(help="Run commands even where they cannot be isolated.")] = False,
     patience_seconds: Annotated[float, typer.Option(help="How long to wait for a gateway that is away.")] = 300.0,
     seed: Annotated[int, typer.Option(help="The same seed asks with the same random numbers.")] = 0,

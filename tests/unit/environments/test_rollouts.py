@@ -1,7 +1,10 @@
 """The agent's loop through the gateway's real surface, with scripted answers of the engine."""
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from examples.environments.terminal.task import Task
 from tests.fixtures.gateway_app import GatewayUnderTest
 from tests.fixtures.stub_engine import StubAnswer
 
+CAPTURED: Any = {"capture_output": True, "text": True, "check": False, "cwd": Path(__file__).parents[3]}
 TASK = Task(name="make-a", instruction="Write hi to a.txt.", verifier="grep -qx hi a.txt", solution="echo hi > a.txt")
 OPTIONS = RolloutOptions(
     max_steps=4,
@@ -135,6 +139,16 @@ async def test_a_gateway_that_stays_away_gives_no_outcome(gateway: GatewayUnderT
     assert gateway.conversations.outcomes == []
     (of_task, of_all) = summarise(results)
     assert (of_task.attempts, of_all.without_outcome, of_all.pass_rate) == (0, 2, 0.0)
+
+
+@pytest.mark.parametrize("module", ["examples.environments.terminal", "examples.homework"])
+def test_the_command_tells_of_a_gateway_that_is_away(module: str) -> None:
+    address = {"examples.homework": "--endpoint"}.get(module, "--gateway")
+    command = [sys.executable, "-m", module, address, "http://127.0.0.1:9/v1", "--patience-seconds", "0"]
+    result = subprocess.run([*command, "--allow-unsandboxed"] if address == "--gateway" else command, **CAPTURED)
+    assert result.returncode == 1
+    assert "127.0.0.1:9" in result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_plans_are_grouped_and_their_seeds_repeat() -> None:

@@ -99,7 +99,6 @@ async def test_a_student_complains_until_content(gateway: GatewayUnderTest) -> N
         ids = [*gateway.renderer.encode(text), gateway.renderer.stop_token_ids[0]]
         gateway.engine.enqueue(StubAnswer(token_ids=ids, finish={"type": "stop", "matched": ids[-1]}))
     assignment = Assignment(Role.STUDENT, PROBLEMS[0])
-    ended: list[None] = []
     async with ChatClient(f"{gateway.base_url}/v1", api_key="k", model="policy", patience_seconds=0) as client:
         result = await converse(
             client,
@@ -109,14 +108,12 @@ async def test_a_student_complains_until_content(gateway: GatewayUnderTest) -> N
             temperature=1.0,
             seed=1,
             measure_only=False,
-            advance=lambda: ended.append(None),
         )
     assert result.answers == ["Thus the answer is 33.", "I got 33."]
     assert (result.first.correct, result.first.in_style, result.content) == (True, False, True)
     said = [list(request.messages)[-1]["content"] for request in gateway.conversations.placed]
     assert said[1:] == ["That sounds like a robot. It has to sound like me.", THANKS]
     assert [request.session_done for request in gateway.conversations.placed] == [False, False, True]
-    assert len(ended) == 1
     summary = summarise([result], seed=1)
     estimate = summary[Role.STUDENT]["first answer in style"]
     assert estimate is not None
