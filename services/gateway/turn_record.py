@@ -28,7 +28,7 @@ def build_turn(
     first_token_at: datetime | None,
     finished_at: datetime,
 ) -> TurnEvent:
-    """`response_id` and `reason` are what the client is told; ids and log-probs are the capture's, whatever they are."""
+    """`response_id` and `reason` are what the client is told; ids and log-probs are the capture's, as they are."""
     untrainable = why_untrainable(
         capture,
         client_gone=client_gone,
