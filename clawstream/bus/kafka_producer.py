@@ -74,7 +74,6 @@ class _Deliveries:
             except KafkaException as error:
                 raise self._failure(record, kafka_error(error)) from error
             else:
-                self.client.poll(0)
                 return
 
     def _delivered(
@@ -132,6 +131,7 @@ class KafkaProducer:
 
     def produce(self, record: OutgoingRecord, on_delivery: DeliveryCallback | None = None) -> None:
         self._deliveries.produce(record, on_delivery)
+        self._deliveries.client.poll(0)
 
     def poll(self, timeout_seconds: float = 0.0) -> None:
         self._deliveries.client.poll(timeout_seconds)
@@ -229,6 +229,8 @@ class KafkaTransactionalProducer:
 
     def produce(self, record: OutgoingRecord, on_delivery: DeliveryCallback | None = None) -> None:
         try:
+            # Reports are served by `flush` and `commit`. A poll for every record would give the interpreter's lock away
+            # each time, and wait for it behind a busy event loop.
             with self._own_timeout_told_apart():
                 self._deliveries.produce(record, on_delivery)
         except (Fenced, FatalBusError, TransactionAbortable):
