@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 
 from confluent_kafka import KafkaError, KafkaException, Message
@@ -287,8 +287,9 @@ class KafkaTransactionalProducer:
         self._closed = True
         # Not librdkafka's own close: it would end an open transaction, and wait for a broker that may be away.
         # The successor's initialisation aborts what is open.
-        self._client.purge()
-        self._client.poll(0)
+        with suppress(KafkaException):  # A client that is fenced or failed for good refuses even this.
+            self._client.purge()
+            self._client.poll(0)
         del self._client, self._deliveries  # The last references: ends librdkafka's threads.
 
     def _end(self, doing: str, call: Callable[[float], None]) -> None:
