@@ -80,8 +80,8 @@ async def converse(session: aiohttp.ClientSession, system: GatewaySystem, name: 
 
 async def measure_one(system: GatewaySystem, *, streams: int, turns: int) -> dict[str, Any]:
     reader = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.turn_to_log", "--read", system.bootstrap_servers, system.namespace),
-        *("--turns", str(turns)),
+        sys.executable,
+        *("-m", "benchmarks.turn_to_log", "--read", system.bootstrap_servers, system.namespace, "--turns", str(turns)),
         stdout=subprocess.PIPE,
     )
     assert reader.stdout is not None
