@@ -81,7 +81,7 @@ class StallingBus(KafkaBus):
             client_id="stalling",
             transaction_timeout_seconds=TRANSACTION_TIMEOUT_SECONDS,
         )
-        self._turns = f"{namespace}.turns.v1"
+        self._every_transaction_writes = f"{namespace}.outbox.v1"
         self._stalls_next = False
         self._then: Callable[[], None] = lambda: None
         self.stalls = 0
@@ -98,16 +98,16 @@ class StallingBus(KafkaBus):
         if not self._stalls_next:
             return
         self._stalls_next = False
-        ends = self._turn_ends()
-        while self._turn_ends() == ends:  # Moves when the broker writes its abort marker.
+        ends = self._ends()
+        while self._ends() == ends:  # Moves when the broker writes its abort marker.
             time.sleep(0.1)
         self.stalls += 1
         self._then()
 
-    def _turn_ends(self) -> list[int]:
+    def _ends(self) -> list[int]:
         admin, reader = self.admin(), self.reader()
         try:
-            return [reader.watermarks(partition)[1] for partition in admin.partitions(self._turns)]
+            return [reader.watermarks(partition)[1] for partition in admin.partitions(self._every_transaction_writes)]
         finally:
             admin.close()
             reader.close()
