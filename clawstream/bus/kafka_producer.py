@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 
 from confluent_kafka import KafkaError, KafkaException, Message
@@ -74,7 +74,6 @@ class _Deliveries:
             except KafkaException as error:
                 raise self._failure(record, kafka_error(error)) from error
             else:
-                self.client.poll(0)
                 return
 
     def _delivered(
@@ -132,6 +131,7 @@ class KafkaProducer:
 
     def produce(self, record: OutgoingRecord, on_delivery: DeliveryCallback | None = None) -> None:
         self._deliveries.produce(record, on_delivery)
+        self._deliveries.client.poll(0)
 
     def poll(self, timeout_seconds: float = 0.0) -> None:
         self._deliveries.client.poll(timeout_seconds)
@@ -229,6 +229,8 @@ class KafkaTransactionalProducer:
 
     def produce(self, record: OutgoingRecord, on_delivery: DeliveryCallback | None = None) -> None:
         try:
+            # Reports are served by `flush` and `commit`. A poll for every record would give the interpreter's lock away
+            # each time, and wait for it behind a busy event loop.
             with self._own_timeout_told_apart():
                 self._deliveries.produce(record, on_delivery)
         except (Fenced, FatalBusError, TransactionAbortable):
@@ -285,8 +287,9 @@ class KafkaTransactionalProducer:
         self._closed = True
         # Not librdkafka's own close: it would end an open transaction, and wait for a broker that may be away.
         # The successor's initialisation aborts what is open.
-        self._client.purge()
-        self._client.poll(0)
+        with suppress(KafkaException):  # A client that is fenced or failed for good refuses even this.
+            self._client.purge()
+            self._client.poll(0)
         del self._client, self._deliveries  # The last references: ends librdkafka's threads.
 
     def _end(self, doing: str, call: Callable[[float], None]) -> None:

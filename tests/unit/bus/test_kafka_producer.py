@@ -213,3 +213,11 @@ def test_a_fence_of_the_next_transaction_is_measured_from_its_own_begin() -> Non
     with pytest.raises(Fenced) as caught:
         producer.begin()
     assert type(caught.value) is Fenced
+
+
+def test_a_producer_that_failed_for_good_can_be_closed() -> None:
+    fake = FakeLibrdkafka()
+    fake.errors["purge"] = [KafkaError(KafkaError._FENCED, "fenced", fatal=True)]
+    producer = producer_over(fake)
+    producer.close()
+    assert fake.calls == ["init", "purge"]
