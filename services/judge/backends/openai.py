@@ -6,6 +6,7 @@ from typing import Any, Final, cast
 import aiohttp
 import orjson
 from pydantic import JsonValue, SecretStr
+from yarl import URL
 
 from clawstream.errors import EngineBusy, EngineProtocolError, EngineRejected, EngineTimeout, EngineUnavailable
 from schemas.events import NextStateEvent
@@ -27,7 +28,7 @@ class OpenAIBackend:
     ) -> None:
         self._spec = spec
         self._prompt = prompt
-        self._url = f"{base_url.rstrip('/')}/chat/completions"
+        self._url = URL(f"{base_url.rstrip('/')}/chat/completions")
         self._api_key = api_key
         self._timeout_seconds = timeout_seconds
         self._session: aiohttp.ClientSession | None = None
@@ -108,6 +109,8 @@ class OpenAIBackend:
                 headers=headers,
                 timeout=aiohttp.ClientTimeout(total=self._timeout_seconds),
                 connector=aiohttp.TCPConnector(limit=0),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                skip_auto_headers=("accept", "user-agent"),
             )
         return self._session
 
