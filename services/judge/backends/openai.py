@@ -6,7 +6,6 @@ from typing import Any, Final, cast
 import aiohttp
 import orjson
 from pydantic import JsonValue, SecretStr
-from yarl import URL
 
 from clawstream.errors import EngineBusy, EngineProtocolError, EngineRejected, EngineTimeout, EngineUnavailable
 from schemas.events import NextStateEvent
@@ -28,7 +27,7 @@ class OpenAIBackend:
     ) -> None:
         self._spec = spec
         self._prompt = prompt
-        self._url = URL(f"{base_url.rstrip('/')}/chat/completions")
+        self._url = f"{base_url.rstrip('/')}/chat/completions"
         self._api_key = api_key
         self._timeout_seconds = timeout_seconds
         self._session: aiohttp.ClientSession | None = None
