@@ -28,6 +28,7 @@ from schemas.events import NextStateEvent, TurnEvent
 
 REPOSITORY = Path(__file__).parents[1]
 PATIENCE_SECONDS = 300.0
+_LOG_CHARACTERS = 3000
 PROMPT_TOKENS = 200
 RESPONSE_TOKENS = 60
 
@@ -196,6 +197,9 @@ class JudgedSystem:
             )
         try:
             yield psutil.Process(process.pid)
+        except RuntimeError:
+            sys.stderr.write(f"{name}:\n{log.read_text()[-_LOG_CHARACTERS:]}\n")
+            raise
         finally:
             process.terminate()
             try:

@@ -7,7 +7,7 @@ import argparse
 import asyncio
 import re
 import sys
-from typing import Final
+from typing import Final, cast
 
 import orjson
 import uvloop
@@ -37,8 +37,7 @@ class Connection(asyncio.Protocol):
         self._received = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
 
     def data_received(self, data: bytes) -> None:
         self._received += data

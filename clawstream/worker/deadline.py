@@ -5,7 +5,7 @@ into a failure.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
@@ -43,7 +43,7 @@ class Deadline:
         return self._timeout.expired()
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> Generator[None]:
         """Stands still for the block. May be entered several times at once: it goes on when all have left."""
         if self._waiting == 0:
             self._pause()
@@ -70,7 +70,7 @@ class Deadline:
 
 
 @contextmanager
-def waiting_for_a_turn() -> Iterator[None]:
+def waiting_for_a_turn() -> Generator[None]:
     """Time in the block does not count against the deadline of the input that is being handled, if there is one."""
     deadline = _CURRENT.get()
     if deadline is None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import uvloop
 
 from clawstream.bus.kafka import KafkaBus
 from clawstream.clock import SystemClock
@@ -39,7 +40,7 @@ def main(
     """Judge what follows answers."""
     try:
         settings = load_settings(JudgeSettings, section="judge", file=config, process=process, environment=os.environ)
-        asyncio.run(run(settings, os.environ))
+        uvloop.run(run(settings, os.environ))
     except ClawstreamError as error:
         sys.exit(f"judge: {error}")
 

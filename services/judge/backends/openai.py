@@ -108,6 +108,8 @@ class OpenAIBackend:
                 headers=headers,
                 timeout=aiohttp.ClientTimeout(total=self._timeout_seconds),
                 connector=aiohttp.TCPConnector(limit=0),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                skip_auto_headers=("accept", "user-agent"),
             )
         return self._session
 
