@@ -49,7 +49,7 @@ models/smollm2: | $(VENV)/.packages
 	$(BIN)/clawstream models fetch smollm2 --directory $@
 
 demo: setup models/smollm2
-	SEEDS=$(SEEDS) $(BIN)/python -m examples.demo
+	SEEDS=$(SEEDS) $(BIN)/python -m examples.demo $(DEMO_OPTIONS)
 
 test: setup check models/smollm2
 	$(BIN)/python -m pytest tests/unit tests/contracts tests/flow $(PYTEST_OPTIONS)

@@ -33,6 +33,14 @@ QUESTIONS = (
     "At what temperature does water boil?",
     "What is the largest planet?",
 )
+OPEN_QUESTIONS = (
+    "Why is the sky blue?",
+    "What is a black hole?",
+    "How does a bicycle stay upright?",
+    "How do plants make food?",
+    "Why do we have seasons?",
+)
+"""SmolLM2 answers them at length."""
 
 
 @pytest.fixture
@@ -200,23 +208,21 @@ async def test_the_users_own_reply_moves_smollm2_toward_ending_after_the_first_s
     free_tcp_port: int,
     smollm2_directory: Path,
     start_service: StartService,
-    record_property: Callable[[str, object], None],
 ) -> None:
-    """The signal that makes distillation work here: log-probs of the end of turn after the first sentence, in nats."""
+    """What makes distillation work here: the log-prob of the end of turn after the first sentence, in nats."""
     bench = Bench(broker, namespace, free_tcp_port, smollm2_directory, start_service, threads=2)
     bench.engine()
     bench.judge()
     bench.teacher()
-    turns = await bench.answered(QUESTIONS, temperature=0.7, tokens=48)
+    turns = await bench.answered(OPEN_QUESTIONS, temperature=0.7, tokens=48)
     judged(log, turns, [COMPLAINT] * len(turns))
     wait_for(lambda: len(log.samples()) == len(turns), "a sample for every complaint")
     samples = samples_by_turn(log)
     gains = await ending_gains(bench, turns)
-    record_property("nats_toward_ending", json.dumps([round(gain, 2) for gain in gains]))
-    assert len(gains) >= 4
-    # Measured: see services/teacher/README.md. Every answer moves, and by much.
-    assert min(gains) > 0
-    assert float(np.mean(gains)) > 2.0
+    assert len(gains) >= 4, "the answers went on after their first sentence"
+    # Measured: +4.5 to +12.1, mean 8.8 (see services/teacher/README.md).
+    assert min(gains) > 1.0, gains
+    assert float(np.mean(gains)) > 4.0, gains
     for turn in turns:
         signal = samples[turn.turn_id].teacher
         assert signal is not None
@@ -225,13 +231,14 @@ async def test_the_users_own_reply_moves_smollm2_toward_ending_after_the_first_s
 
 
 async def ending_gains(bench: Bench, turns: Sequence[TurnEvent]) -> list[float]:
-    """Nats by which the hint raises the end of turn after each answer's first sentence."""
+    """Nats by which the hint raises the end of turn after the first sentence of each answer that went on after it."""
     client = HttpEngineClient("teacher", bench.url)
     end = bench.renderer.stop_token_ids[0]
     gains: list[float] = []
     for turn in turns:
-        sentence = first_sentence(bench.renderer, turn.response_ids.to_numpy().tolist())
-        if sentence is None:
+        response: list[int] = turn.response_ids.to_numpy().tolist()
+        sentence = first_sentence(bench.renderer, response)
+        if sentence is None or response[len(sentence) :] in ([], [end]):
             continue
         hinted = bench.renderer.render(hinted_messages(turn.request_messages, COMPLAINT, "last_user_message"))
         with_hint = await client.score([*hinted.token_ids, *sentence], [end])
