@@ -79,8 +79,9 @@ def assemble(
     if mode is Mode.BINARY or isinstance(signal, NoSignal):
         nothing = _components_without_signal(score, mode)
         if nothing is not None:
-            kept_away = isinstance(signal, NoSignal) and signal.reason != NoSignal().reason
-            return NoSample(f"no_signal_{signal.reason}") if kept_away else nothing
+            if isinstance(signal, NoSignal) and signal.reason != NoSignal().reason:
+                return NoSample(f"no_signal_{signal.reason}")
+            return nothing
     has_reward = mode is Mode.BINARY or (mode is Mode.COMBINE and not _is_neutral(score))
     used = NoSignal() if mode is Mode.BINARY else signal
     return SampleEvent(

@@ -230,10 +230,10 @@ class EngineSignals:
             window = slice(start, min(start + SUPPORT_WINDOW_TOKENS, len(response_ids)))
             given, columns = np.unique(support_ids[window], return_inverse=True)
             columns = columns.reshape(support_ids[window].shape)
-            for index in sorted(set(chosen[window].tolist())):
-                scored = await self._teacher.score(
-                    [*prompts[index].prompt_ids, *response_ids[:start]], response_ids[window], given_ids=given.tolist()
-                )
+            used: list[int] = np.unique(chosen[window]).tolist()
+            for index in used:
+                prompt_ids = [*prompts[index].prompt_ids, *response_ids[:start]]
+                scored = await self._teacher.score(prompt_ids, response_ids[window], given_ids=given.tolist())
                 values = np.take_along_axis(np.asarray(scored.given_logprobs), columns, axis=1)  # [window, k]
                 mine = chosen[window] == index
                 found[window][mine] = values[mine]
