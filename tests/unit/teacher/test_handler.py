@@ -1,5 +1,6 @@
 """The teacher's handler: outages wait, misalignment is named, silence costs the signal and not the sample."""
 
+import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, cast
@@ -186,6 +187,26 @@ async def test_past_the_deadline_the_reward_is_left() -> None:
     assert (sample.reward, sample.teacher, setting.signals.asked) == (-0.5, None, [])
     opd = Setting(SIGNAL, mode="opd")
     assert await opd.handler.on_deadline(record_of(score_event(hints=HINTS)), 900.0) == Skip("no_signal_timeout")
+
+
+async def test_only_so_many_scores_are_at_the_engines_at_a_time() -> None:
+    setting = Setting(SIGNAL, model={"urls": ["http://127.0.0.1:1"], "max_concurrent_scores": 2})
+    now, most, go_on = 0, 0, asyncio.Event()
+
+    async def make(turn: TurnEvent, hints: Sequence[Hint]) -> Signal:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        if most == 2:
+            go_on.set()
+        await go_on.wait()
+        now -= 1
+        return SIGNAL
+
+    setting.signals.make = make  # type: ignore[method-assign] - scripted
+    outcomes = await asyncio.gather(*(setting.handle() for _ in range(5)))
+    assert most == 2
+    assert all(isinstance(outcome, Output) for outcome in outcomes)
 
 
 @pytest.mark.parametrize(
