@@ -9,10 +9,8 @@ from schemas.events.score import Hint
 from services.teacher.hints import HINT_HEADER
 from services.teacher.settings import HintSettings
 from services.teacher.signals import HintedPrompts
-from tests.fixtures.gateway_app import running_gateway, tagged_renderer, tiny_renderer
+from tests.fixtures.gateway_app import running_gateway
 from tests.fixtures.stub_engine import StubAnswer
-
-__all__ = ["tagged_renderer", "tiny_renderer"]
 
 TOOL = {"type": "function", "function": {"name": "shell", "parameters": {"type": "object", "properties": {}}}}
 CALL = {"id": "call-1", "type": "function", "function": {"name": "shell", "arguments": '{"command": "ls"}'}}
