@@ -201,6 +201,7 @@ async def test_a_teacher_that_cannot_teach_is_refused_at_start(log: JudgedLog, b
 
 
 @pytest.mark.model
+@pytest.mark.timeout(900)
 async def test_the_users_own_reply_moves_smollm2_toward_ending_after_the_first_sentence(
     log: JudgedLog,
     broker: str,
@@ -216,7 +217,7 @@ async def test_the_users_own_reply_moves_smollm2_toward_ending_after_the_first_s
     bench.teacher()
     turns = await bench.answered(OPEN_QUESTIONS, temperature=0.7, tokens=48)
     judged(log, turns, [COMPLAINT] * len(turns))
-    wait_for(lambda: len(log.samples()) == len(turns), "a sample for every complaint")
+    wait_for(lambda: len(log.samples()) == len(turns), "a sample for every complaint", 600)
     samples = samples_by_turn(log)
     gains = await ending_gains(bench, turns)
     assert len(gains) >= 4, "the answers went on after their first sentence"
