@@ -58,7 +58,7 @@ class JudgeSpec(BaseModel):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """As pydantic's. A copy has a hash of its own."""
         copied = super().model_copy(update=update, deep=deep)
-        copied.__dict__.pop("spec_hash", None)
+        vars(copied).pop("spec_hash", None)
         return copied
 
     @cached_property
