@@ -1,6 +1,7 @@
 # Everything a person does with a checkout. Each target sets up what it needs; a second run is quick.
 #
 #   make demo     the whole loop on this machine: Kafka, engine, gateway, judge, teacher, trainer, a scripted user
+#                 (DEMO_OPTIONS="--mode combine" learns from the user's complaints too; --help lists all)
 #   make test     checks, unit, contract and flow tests (the last on a real broker)
 #   make check    lint, format, types
 #   make bench    the numbers of the README
@@ -19,6 +20,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEEDS ?= 1
 PYTEST_OPTIONS ?=
+DEMO_OPTIONS ?=
 
 .PHONY: help setup demo test check bench clean
 
@@ -49,7 +51,7 @@ models/smollm2: | $(VENV)/.packages
 	$(BIN)/clawstream models fetch smollm2 --directory $@
 
 demo: setup models/smollm2
-	SEEDS=$(SEEDS) $(BIN)/python -m examples.demo
+	SEEDS=$(SEEDS) $(BIN)/python -m examples.demo $(DEMO_OPTIONS)
 
 test: setup check models/smollm2
 	$(BIN)/python -m pytest tests/unit tests/contracts tests/flow $(PYTEST_OPTIONS)

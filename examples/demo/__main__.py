@@ -12,6 +12,7 @@ from rich.console import Console
 
 from clawstream.evaluation.questions import load_questions
 from clawstream.rendering.renderer import load_renderer
+from examples.demo.modes import MODES
 from examples.demo.personas import personas
 from examples.demo.report import print_table, write_report
 from examples.demo.run import Effort, run_seed
@@ -21,6 +22,7 @@ from examples.demo.system import DemoPlan
 def main(
     model_directory: Annotated[Path, typer.Option(help="A Hugging Face directory.")] = Path("models/smollm2"),
     persona: Annotated[str, typer.Option(help="Who talks: terse or no-bullets.")] = "terse",
+    mode: Annotated[str, typer.Option(help="What is learned from: binary, opd, combine or hybrid.")] = "binary",
     seeds: Annotated[int, typer.Option(help="Number of seeds, one after another.", envvar="SEEDS", min=1)] = 1,
     minutes: Annotated[float, typer.Option(help="Length of the conversations per seed.", min=0.1)] = 10.0,
     versions: Annotated[int, typer.Option(help="Stop earlier at this weight version.", min=1)] = 40,
@@ -39,8 +41,11 @@ def main(
     chosen = personas().get(persona)
     if chosen is None:
         raise typer.BadParameter(f"no persona {persona!r}; there are {', '.join(personas())}")
+    learning = MODES.get(mode)
+    if learning is None:
+        raise typer.BadParameter(f"no mode {mode!r}; there are {', '.join(MODES)}")
     questions = load_questions(Path(__file__).parent / chosen.questions_file)
-    directory = (reports / f"demo-{persona}-{datetime.now(UTC):%Y%m%d-%H%M%S}").resolve()
+    directory = (reports / f"demo-{persona}-{mode}-{datetime.now(UTC):%Y%m%d-%H%M%S}").resolve()
     renderer = load_renderer(model_directory)
     effort = Effort(
         training_seconds=minutes * 60,
@@ -50,7 +55,7 @@ def main(
     )
     results = []
     for seed in range(1, seeds + 1):
-        console.rule(f"seed {seed} of {seeds}: a user who {chosen.description}")
+        console.rule(f"seed {seed} of {seeds}: a user who {chosen.description}; mode {mode}")
         plan = DemoPlan(
             directory=directory / f"seed-{seed}",
             model_directory=model_directory.resolve(),
@@ -58,6 +63,7 @@ def main(
             batch_size=batch_size,
             learning_rate=learning_rate,
             temperature=temperature,
+            mode=learning,
         )
         result = asyncio.run(run_seed(plan, chosen, questions, renderer, effort, console))
         results.append(result)

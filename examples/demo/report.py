@@ -34,6 +34,8 @@ class SeedResult:
     judge_agreement: float
     """Share of judged answers where the judge's sign is what the user meant."""
     judged_exchanges: int
+    mode: str
+    """What was learned from."""
     final_version: int
     setup_seconds: float
     """Starting all processes, models loaded."""
@@ -65,7 +67,7 @@ _ROWS = (
 def print_table(console: Console, result: SeedResult) -> None:
     """Held-out measurements before and after, control beside policy."""
     table = Table(
-        title=f"Held-out questions, persona {result.persona}, seed {result.seed} "
+        title=f"Held-out questions, persona {result.persona}, mode {result.mode}, seed {result.seed} "
         f"({result.policy_after.answers} answers each; weight version {result.final_version})"
     )
     table.add_column("", justify="left")
@@ -112,7 +114,7 @@ def _draw(results: list[SeedResult]) -> Figure:
     matplotlib.use("Agg")
     figure = Figure(figsize=(12, 7), layout="constrained")
     axes = figure.subplots(2, 3)
-    figure.suptitle(f"clawstream demo: persona {results[0].persona}")
+    figure.suptitle(f"clawstream demo: persona {results[0].persona}, mode {results[0].mode}")
     for result in results:
         label = f"seed {result.seed}"
         versions, steps = result.history.versions, result.history.steps

@@ -119,6 +119,7 @@ async def run_seed(
         history=history,
         judge_agreement=agreement,
         judged_exchanges=judged,
+        mode=plan.mode.name,
         final_version=watch.version,
         setup_seconds=setup_seconds,
         training_seconds=training_seconds,

@@ -12,8 +12,10 @@ from clawstream.settings import KafkaSettings
 from clawstream.supervisor import control
 from clawstream.supervisor.report import SupervisorReport
 from clawstream.supervisor.settings import SystemSettings, load_system_settings
+from examples.demo.modes import MODES, TEACHER_CONTEXT_TOKENS, LearningMode
 
 POLICY = "demo"
+FROZEN = "smollm2-frozen"
 JUDGE_PROMPT = "likelihood-1"
 
 
@@ -31,6 +33,8 @@ class DemoPlan:
     learning_rate: float
     temperature: float
     """Of the policy's answers."""
+    mode: LearningMode = MODES["binary"]
+    """What is learned from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ namespace = "{KafkaSettings().namespace}"
 model_path = {model}
 threads = 1
 seed = {plan.seed}
-max_context_tokens = 2048
+max_context_tokens = {TEACHER_CONTEXT_TOKENS}
 weight_version = "0"
 incremental_streaming_output = true
 
@@ -106,10 +110,25 @@ default_temperature = {plan.temperature}
 engines = [{{ name = "engine-policy", url = "http://127.0.0.1:{policy_engine}", loads_beside = true }}]
 
 [judge]
-spec = {{ backend = "likelihood", model = "smollm2-frozen", prompt = "{JUDGE_PROMPT}", votes = 1 }}
 model = {{ urls = ["http://127.0.0.1:{frozen_engine}"], directory = {model} }}
 
+[judge.spec]
+backend = "likelihood"
+model = "{FROZEN}"
+prompt = "{JUDGE_PROMPT}"
+votes = 1
+hints = "{plan.mode.hints}"
+
 [teacher]
+mode = "{plan.mode.teacher.value}"
+model_path = {model}
+
+[teacher.model]
+urls = ["http://127.0.0.1:{frozen_engine}"]
+name = "{FROZEN}"
+context_tokens = {TEACHER_CONTEXT_TOKENS}
+support_k = {plan.mode.support_k}
+student_urls = ["http://127.0.0.1:{policy_engine}"]
 
 [trainer]
 model = {model}
@@ -118,6 +137,7 @@ threads = 1
 batch_size = {plan.batch_size}
 max_batch_age_seconds = 120.0
 learning_rate = {{ peak = {plan.learning_rate} }}
+algorithm = {{ factory = "{plan.mode.algorithm}" }}
 tokens_per_micro_batch = 1024
 max_sample_tokens = 1024
 progress_seconds = 5.0

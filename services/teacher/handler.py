@@ -19,6 +19,7 @@ from clawstream.errors import (
 )
 from clawstream.metrics import Metrics
 from clawstream.topics import SAMPLES, full_name, partition_for, topic_definitions
+from clawstream.worker.deadline import waiting_for_a_turn
 from clawstream.worker.handler import Handler
 from clawstream.worker.outcomes import DeadLetter, Outcome, Output, Skip
 from schemas.events import ScoreEvent, TurnEvent
@@ -120,19 +121,22 @@ class TeacherHandler(Handler):
     async def _signal(self, record: Record, turn: TurnEvent, score: ScoreEvent, hints: Sequence[Hint]) -> Signal:
         if self._signals is None or not hints:
             return NoSignal()
-        async with self._places:
-            started = self._clock.monotonic_seconds()
-            try:
-                signal = await self._signals.make(turn, hints)
-            except EngineTimeout as error:
-                self._timeouts[score.score_id] += 1
-                if self._timeouts[score.score_id] >= self._settings.model.max_timeouts:
-                    return NoSignal("timeout")
-                raise RetryLater(f"{record}: {error}") from error
-            except EngineBusy as error:
-                raise RetryLater(f"{record}: {error}", retry_after_seconds=error.retry_after_seconds or 0.0) from error
-            self._metrics.observe("model_call_seconds", self._clock.monotonic_seconds() - started)
-            return signal
+        with waiting_for_a_turn():
+            await self._places.acquire()
+        started = self._clock.monotonic_seconds()
+        try:
+            signal = await self._signals.make(turn, hints)
+        except EngineTimeout as error:
+            self._timeouts[score.score_id] += 1
+            if self._timeouts[score.score_id] >= self._settings.model.max_timeouts:
+                return NoSignal("timeout")
+            raise RetryLater(f"{record}: {error}") from error
+        except EngineBusy as error:
+            raise RetryLater(f"{record}: {error}", retry_after_seconds=error.retry_after_seconds or 0.0) from error
+        finally:
+            self._places.release()
+        self._metrics.observe("model_call_seconds", self._clock.monotonic_seconds() - started)
+        return signal
 
     async def _turn(self, record: Record, score: ScoreEvent) -> TurnEvent:
         try:

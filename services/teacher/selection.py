@@ -83,8 +83,8 @@ def overlap(student_top: Ids, teacher_top: Ids) -> npt.NDArray[np.int64]:
 
     `student_top` [tokens, k], `teacher_top` [hints, tokens, k]; the result is [hints, tokens].
     """
-    same = teacher_top[:, :, :, None] == student_top[None, :, None, :]  # [hints, tokens, k, k]
-    return same.any(axis=-1).sum(axis=-1)
+    same = np.equal(teacher_top[:, :, :, None], student_top[None, :, None, :])  # [hints, tokens, k, k]
+    return np.asarray(np.count_nonzero(np.any(same, axis=-1), axis=-1), dtype=np.int64)
 
 
 def hint_of_token(counts: npt.NDArray[np.int64], selection: OptimalSelection) -> Ids:

@@ -18,6 +18,7 @@ from clawstream.log import Logger
 from clawstream.rendering.interface import ChatRenderer
 from schemas.arrays import NumberArray, float32_array, int32_array
 from schemas.events import TurnEvent
+from schemas.events.base import Message
 from schemas.events.sample import TeacherRequest, TeacherSignal
 from schemas.events.score import Hint
 from services.teacher.assembly import NoSignal, Signal
@@ -73,11 +74,11 @@ class HintedPrompts:
         if turn.tokenizer_fingerprint != self._renderer.tokenizer_fingerprint:
             return NoSignal("other_tokenizer")
         try:
-            own_ids = self._renderer.render(turn.request_messages, turn.tools).token_ids
-            if own_ids != resolve(turn.prompt_ids).tolist():
+            tools = self._shown_tools(turn)
+            if tools is None:
                 return NoSignal("prompt_not_reproduced")
             prompts = [
-                HintedPrompt(hint, self._renderer.render(messages, turn.tools).token_ids)
+                HintedPrompt(hint, self._renderer.render(messages, tools).token_ids)
                 for hint in hints
                 for messages in [hinted_messages(turn.request_messages, hint.text, self._settings.form)]
             ]
@@ -85,6 +86,16 @@ class HintedPrompts:
             return NoSignal("cannot_be_rendered")
         fitting = [each for each in prompts if len(each.prompt_ids) + response_tokens <= self._context_tokens]
         return fitting or NoSignal("hint_too_long")
+
+    def _shown_tools(self, turn: TurnEvent) -> Sequence[Message] | None:
+        """The tools that the model was shown: those of the request, or none (`tool_choice: none`). None when the turn's
+        own messages render to other ids than its own with either."""
+        own_ids: list[int] = resolve(turn.prompt_ids).tolist()
+        choices: list[list[Message]] = [turn.tools, []] if turn.tools else [[]]
+        for tools in choices:
+            if self._renderer.render(turn.request_messages, tools).token_ids == own_ids:
+                return tools
+        return None
 
 
 class TrainerSignals:
@@ -230,10 +241,10 @@ class EngineSignals:
             window = slice(start, min(start + SUPPORT_WINDOW_TOKENS, len(response_ids)))
             given, columns = np.unique(support_ids[window], return_inverse=True)
             columns = columns.reshape(support_ids[window].shape)
-            for index in sorted(set(chosen[window].tolist())):
-                scored = await self._teacher.score(
-                    [*prompts[index].prompt_ids, *response_ids[:start]], response_ids[window], given_ids=given.tolist()
-                )
+            used: list[int] = np.unique(chosen[window]).tolist()
+            for index in used:
+                prompt_ids = [*prompts[index].prompt_ids, *response_ids[:start]]
+                scored = await self._teacher.score(prompt_ids, response_ids[window], given_ids=given.tolist())
                 values = np.take_along_axis(np.asarray(scored.given_logprobs), columns, axis=1)  # [window, k]
                 mine = chosen[window] == index
                 found[window][mine] = values[mine]

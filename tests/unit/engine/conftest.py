@@ -20,7 +20,14 @@ from services.engine.settings import EngineSettings
 from services.engine.tiny_model import Architecture, write_tiny_model
 from tests.unit.engine.reference import Reference
 
-TOP_LEVEL_FIELDS = ("rid", "return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
+TOP_LEVEL_FIELDS = (
+    "rid",
+    "return_logprob",
+    "logprob_start_len",
+    "top_logprobs_num",
+    "token_ids_logprob",
+    "return_text_in_logprobs",
+)
 """Fields of a request that are no sampling parameters."""
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from clawstream.engine.client import EngineTimeouts, HttpEngineClient
 from clawstream.engine.interface import GenerationChunk, GenerationRequest, PauseMode
+from clawstream.engine.wire import parse_scores, parse_token_texts
 from clawstream.errors import EngineProtocolError, EngineRejected, EngineTimeout, EngineUnavailable
 from schemas.events.base import VersionSpan
 from tests.fixtures.stub_engine import StubAnswer, StubEngine
@@ -109,6 +110,51 @@ async def test_scores_are_aligned_by_echoed_id(engine: StubEngine, client: HttpE
     assert scored.top_ids == [[9, 10], [8, 9]]
     assert scored.top_logprobs == [[-1.0, -2.0], [-1.25, -2.25]]
     assert scored.weight_version == 3
+
+
+async def test_log_probs_of_given_ids_come_in_the_order_of_the_ids(
+    engine: StubEngine, client: HttpEngineClient
+) -> None:
+    scored = await client.score([1, 2, 3], [9, 8], given_ids=[30, 5])
+    assert scored.given_logprobs == [[-1.3, -1.05], [-1.55, -1.3]]
+    assert scored.engine == "one"
+    assert (await client.score([1, 2, 3], [9, 8])).given_logprobs is None
+
+
+def scoring(entries: list[list[object]], **fields: object) -> dict[str, object]:
+    return {"meta_info": {"input_token_logprobs": entries, **fields}}
+
+
+RIGHT: list[list[object]] = [[None, 3, None], [-1.0, 9, None], [-2.0, 8, None]]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (scoring(RIGHT[1:]), "asked to score 2 tokens, got 1 log-probs"),
+        (scoring([*RIGHT, [-1.0, 7, None]]), "asked to score 2 tokens, got 3 log-probs"),
+        (scoring([[None, 2, None], *RIGHT[1:]]), "scoring began after id 2, but the prompt ends with 3"),
+        (scoring([[None, 2, None], [-1.0, 3, None], [-2.0, 9, None]]), "scoring began after id 2"),
+        (scoring([RIGHT[0], [-1.0, 9, None], [-2.0, 9, None]]), "scored id 9 at token 1, asked for 8"),
+        (scoring([RIGHT[0], [None, 9, None], RIGHT[2]]), "log-prob of token 0 is None"),
+        (scoring(RIGHT, input_token_ids_logprobs=[None, [[-1.0, 30, None]]]), "expected 2 rows of 1 entries, got 1"),
+        (
+            scoring(RIGHT, input_token_ids_logprobs=[None, [[-1.0, 30, None]], [[-1.0, 31, None]]]),
+            "other ids than the given ones at token 1",
+        ),
+        (scoring(RIGHT, input_token_ids_logprobs=[None, [[-1.0, 30, None]], None]), "of which 1 are whole"),
+    ],
+)
+def test_a_score_that_is_off_by_anything_is_an_error_with_its_position(answer: dict[str, object], message: str) -> None:
+    with pytest.raises(EngineProtocolError, match=message):
+        parse_scores(answer, [9, 8], "one", given_ids=[30], last_prompt_id=3)
+
+
+async def test_token_texts_are_the_engines_own_words(client: HttpEngineClient) -> None:
+    assert await client.token_texts([5, 6]) == [None, None]
+    with pytest.raises(EngineProtocolError, match="2 ids were sent, 1 came back"):
+        parse_token_texts(scoring([[None, 5, "a"]]), [5, 6], "one")
+    assert parse_token_texts(scoring([[None, 5, "a"], [-1.0, 6, "b"]]), [5, 6], "one") == ["a", "b"]
 
 
 @pytest.mark.parametrize(

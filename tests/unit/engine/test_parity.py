@@ -86,6 +86,23 @@ async def test_scoring_given_tokens_equals_hugging_face_at_temperature_one(
         assert [entry[1] for entry in top] == row.topk(4).indices.tolist()
 
 
+async def test_log_probs_of_given_ids_equal_hugging_face(
+    start_engine: EngineStarter, make_model: ModelMaker, reference: ReferenceMaker
+) -> None:
+    model = make_model("llama", 1)
+    engine = await start_engine(model, max_prefill_tokens_per_step=16)
+    [ids] = random_prompts(7, 40)
+    given = [400, 3, 77]
+    answer = await engine.generate(ids, max_new_tokens=0, logprob_start_len=9, token_ids_logprob=given)
+    rows = answer["meta_info"]["input_token_ids_logprobs"]
+    assert len(rows) == 40 - 9
+    assert rows[0] is None
+    expected = reference(model).logprobs(ids)[9:-1][:, given]
+    for row, values in zip(rows[1:], expected.tolist(), strict=True):
+        assert [entry[1] for entry in row] == given
+        assert [entry[0] for entry in row] == pytest.approx(values, abs=TOLERANCE)
+
+
 async def test_an_answer_with_prompt_logprobs_has_both(
     start_engine: EngineStarter, make_model: ModelMaker, reference: ReferenceMaker
 ) -> None:

@@ -9,12 +9,13 @@ from clawstream.evaluation.preferences import has_list, is_one_short_sentence
 from clawstream.evaluation.questions import load_questions
 from clawstream.settings import load_settings
 from clawstream.supervisor.settings import Service, load_system_settings
+from examples.demo.modes import MODES, LearningMode
 from examples.demo.personas import personas
 from examples.demo.system import DemoPlan, configuration
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.judge.settings import JudgeSettings
-from services.teacher.settings import TeacherSettings
+from services.teacher.settings import Mode, TeacherSettings
 from services.trainer.settings import TrainerSettings
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -42,13 +43,20 @@ def test_example_files_load(file: Path) -> None:
     assert every_process_loads(file) >= MODELS.keys()
 
 
-def test_the_demo_s_file_loads(tmp_path: Path) -> None:
-    plan = DemoPlan(tmp_path, tmp_path / "a model", seed=1, batch_size=16, learning_rate=1e-5, temperature=0.7)
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_the_demo_s_file_loads(tmp_path: Path, mode: LearningMode) -> None:
+    plan = DemoPlan(
+        tmp_path, tmp_path / "a model", seed=1, batch_size=16, learning_rate=1e-5, temperature=0.7, mode=mode
+    )
     file = tmp_path / "clawstream.toml"
     file.write_text(configuration(plan, (1001, 1002, 1003, 1004)))
     assert every_process_loads(file) >= MODELS.keys()
     trainer = load_settings(TrainerSettings, section="trainer", file=file, process="trainer", environment={})
     assert trainer.learning_rate.peak == 1e-5
+    assert trainer.algorithm.factory == mode.algorithm
+    teacher = load_settings(TeacherSettings, section="teacher", file=file, process="teacher", environment={})
+    judge = load_settings(JudgeSettings, section="judge", file=file, process="judge", environment={})
+    assert (teacher.mode is Mode.BINARY) == (not judge.spec.user_gives_hints)
 
 
 def test_question_files_keep_training_and_held_out_apart() -> None:
