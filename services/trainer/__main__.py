@@ -142,7 +142,7 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
             store=DiskStore(checkpoints, weights, settings.model),
             archive=BatchArchive(root / "batches", keep=settings.batches_keep),
         )
-        history = _history_when_there_is_a_broker(settings, around, policy)
+        history = _history_when_there_is_a_broker(settings, around)
         if history is None:
             return
         checkpoint = checkpoints.latest_good()
@@ -166,9 +166,7 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
     logger.info("ended")
 
 
-def _history_when_there_is_a_broker(
-    settings: TrainerSettings, around: Surroundings, policy: RankedPolicy
-) -> History | None:
+def _history_when_there_is_a_broker(settings: TrainerSettings, around: Surroundings) -> History | None:
     """Waits, with a line every few seconds; None when the process is to end."""
     while not around.stop.is_set():
         try:
@@ -177,7 +175,6 @@ def _history_when_there_is_a_broker(
             raise
         except BusError as error:
             around.logger.warning("waits for the broker", error=str(error), servers=settings.kafka.bootstrap_servers)
-            policy.keep_alive()
             around.stop.wait(_RETRY_SECONDS)
     return None
 
