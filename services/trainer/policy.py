@@ -7,7 +7,7 @@ one batch (or several, each on a part of its own): gradients accumulate over mic
 global counts, so how a batch is cut into micro-batches and spread over ranks changes nothing but rounding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -306,7 +306,7 @@ class PolicyTrainer:
             return None
         return PolicySnapshot(weights, moments, _random_state(), self.optimizer.num_updates, self._dtype)
 
-    def _whole_copies(self, sources: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _whole_copies(self, sources: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Whole tensors by Hugging Face's name on rank 0; the other ranks give their shards and keep nothing."""
         copies: dict[str, torch.Tensor] = {}
         for name, tensor in whole_tensors(self.model, self.layout, sources):
@@ -325,9 +325,9 @@ class PolicyTrainer:
 
         Raises WeightsError when a tensor is missing or does not fit.
         """
-        load_shards(self.model, self.layout, read_weight, self.optimizer.main_parameters)
+        load_shards(self.model, self.layout, read_weight, self.optimizer.main_parameters.put)
         for name, tensors in self.optimizer.moments():
-            load_shards(self.model, self.layout, read_moment[name], tensors)
+            load_shards(self.model, self.layout, read_moment[name], tensors.put)
         self.optimizer.discard_gradients()
         self.optimizer.restored(num_updates)
         torch.set_rng_state(random_state["cpu"])

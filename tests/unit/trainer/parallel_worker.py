@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from services.trainer.algorithms.binary import Binary
 from services.trainer.checkpoint import CheckpointStore
+from services.trainer.engine.optimizer import MOMENTS
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.policy import PolicyTrainer
 from services.trainer.sample import StepResult, TrainingSample, UnchangedReason
@@ -27,9 +28,16 @@ def samples() -> list[TrainingSample]:
     return random_samples(REWARDS)
 
 
-def run(layout: ParallelLayout, models: Path, out: Path, architecture: str, tokens_per_micro_batch: int) -> None:
+def run(
+    layout: ParallelLayout,
+    models: Path,
+    out: Path,
+    architecture: str,
+    tokens_per_micro_batch: int,
+    dtype: torch.dtype = torch.float32,
+) -> None:
     """Scores, one step, the state after it; all as seen from rank 0."""
-    policy = PolicyTrainer(layout, Binary(), tokens_per_micro_batch=tokens_per_micro_batch)
+    policy = PolicyTrainer(layout, Binary(), tokens_per_micro_batch=tokens_per_micro_batch, dtype=dtype)
     policy.load(models / architecture)
     scores = policy.score(samples())
     result = policy.train_step(samples(), RATE)
@@ -59,13 +67,16 @@ def main(models: Path, out: Path) -> None:
     layout = ParallelLayout.start(tensor_parallel_size=2)
     for architecture in ARCHITECTURES:
         run(layout, models, out / "tensor" / architecture, architecture, tokens_per_micro_batch=40)
-    resume_on_the_other_layout(layout, models, out / "checkpoints")
+    resume_on_the_other_layout(layout, models, out / "tensor-checkpoints")
     parallel_state.destroy_model_parallel()
 
     layout = ParallelLayout.start(tensor_parallel_size=1)
     assert (layout.data_size, layout.data_rank) == (2, layout.rank)
     run(layout, models, out / "data" / "qwen3", "qwen3", tokens_per_micro_batch=20)
+    run(layout, models, out / "data-bfloat16" / "qwen3", "qwen3", tokens_per_micro_batch=20, dtype=torch.bfloat16)
+    resume_on_the_other_layout(layout, models, out / "data-checkpoints")
     one_sample_on_two_copies(layout, models)
+    each_copy_holds_half_of_the_optimizer(layout, models)
     layout.stop()
 
 
@@ -92,6 +103,20 @@ def one_sample_on_two_copies(layout: ParallelLayout, models: Path) -> None:
     for name, parameter in policy.model.named_parameters().items():
         largest = layout.max_over_data_ranks(parameter.detach().clone())
         assert torch.equal(largest, parameter), f"{name} differs between the copies"
+
+
+def each_copy_holds_half_of_the_optimizer(layout: ParallelLayout, models: Path) -> None:
+    """What distributing it is for."""
+    policy = PolicyTrainer(layout, Binary(), dtype=torch.bfloat16)
+    policy.load(models / "qwen3")
+    num_parameters = sum(parameter.numel() for parameter in policy.model.named_parameters().values())
+    adam = policy.optimizer._adam  # pyright: ignore[reportPrivateUsage] - memory shows nowhere else
+    held = sum(main.numel() for group in adam.param_groups for main in group["params"])
+    assert num_parameters / 2 <= held < 0.6 * num_parameters
+    for state in adam.state.values():
+        assert {state[moment].numel() for moment in MOMENTS} <= {
+            main.numel() for group in adam.param_groups for main in group["params"]
+        }
 
 
 if __name__ == "__main__":

@@ -43,7 +43,8 @@ def two_processes(
     policy = PolicyTrainer(layout, Binary())
     policy.load(models / "qwen3")
     policy.train_step(samples(), RATE)
-    CheckpointStore(out / "checkpoints").save(snapshot(policy), {}, step=1)
+    for kind in ("tensor", "data"):
+        CheckpointStore(out / f"{kind}-checkpoints").save(snapshot(policy), {}, step=1)
     worker = Path(__file__).with_name("parallel_worker.py")
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(worker)]
     root = str(Path(__file__).parents[3])
@@ -59,8 +60,10 @@ def two_processes(
     return out
 
 
-def one_process(new_policy: NewPolicy, architecture: str) -> tuple[list[torch.Tensor], StepResult, PolicySnapshot]:
-    policy = new_policy(architecture)
+def one_process(
+    new_policy: NewPolicy, architecture: str, **options: object
+) -> tuple[list[torch.Tensor], StepResult, PolicySnapshot]:
+    policy = new_policy(architecture, **options)
     scores = [torch.as_tensor(score) for score in policy.score(samples())]
     result = policy.train_step(samples(), RATE)
     return scores, result, snapshot(policy)
@@ -75,11 +78,13 @@ def test_log_probs_are_the_same(kind: str, architecture: str, two_processes: Pat
         torch.testing.assert_close(found[str(index)], score, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(("kind", "architecture"), LAYOUTS)
+@pytest.mark.parametrize(("kind", "architecture"), [*LAYOUTS, ("data-bfloat16", "qwen3")])
 def test_gradients_and_weights_after_a_step_are_the_same(
     kind: str, architecture: str, two_processes: Path, new_policy: NewPolicy
 ) -> None:
-    _, result, expected = one_process(new_policy, architecture)
+    # bf16 rounds a micro-batch's gradients, so there both must cut the batch the same.
+    options = {"dtype": torch.bfloat16, "tokens_per_micro_batch": 20} if kind == "data-bfloat16" else {}
+    _, result, expected = one_process(new_policy, architecture, **options)
     directory = two_processes / kind / architecture
     found = json.loads((directory / "result.json").read_text())
     for name in ("loss", "gradient_norm", "entropy_mean", "active_tokens", "effective_sample_share", "shift_max_abs"):
@@ -96,11 +101,12 @@ def test_gradients_and_weights_after_a_step_are_the_same(
         assert (weights[name] - tensor).abs().mean() < 1e-3 * RATE, name
 
 
-def test_a_checkpoint_of_one_process_continues_on_two(two_processes: Path, new_policy: NewPolicy) -> None:
+@pytest.mark.parametrize("kind", ["tensor", "data"])
+def test_a_checkpoint_of_one_process_continues_on_two(kind: str, two_processes: Path, new_policy: NewPolicy) -> None:
     policy = new_policy("qwen3")
     policy.train_step(samples(), RATE)
     policy.train_step(random_samples(REWARDS, seed=1), RATE)
-    checkpoint = CheckpointStore(two_processes / "checkpoints").latest_good()
+    checkpoint = CheckpointStore(two_processes / f"{kind}-checkpoints").latest_good()
     assert checkpoint is not None
     assert (checkpoint.step, checkpoint.num_updates) == (2, 2)
     resumed = new_policy("qwen3")
