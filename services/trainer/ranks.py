@@ -111,11 +111,13 @@ class RankedPolicy:
     def vocabulary_size(self) -> int:
         return self._trainer.model.vocabulary_size
 
-    def open(self, model_directory: Path, checkpoint_directory: Path | None) -> None:
-        """Loads the model, and puts a checkpoint's state over it."""
-        directory = None if checkpoint_directory is None else str(checkpoint_directory)
-        with self._order({"do": "open", "model": str(model_directory), "checkpoint": directory}):
-            open_policy(self._trainer, model_directory, checkpoint_directory)
+    def open(self, model_directory: Path, *, checkpoint: Path | None = None, adapters: Path | None = None) -> None:
+        """Loads the model, and puts a checkpoint's state or published adapters over it."""
+        order = {"do": "open", "model": str(model_directory)}
+        order |= {"checkpoint": str(checkpoint)} if checkpoint else {}
+        order |= {"adapters": str(adapters)} if adapters else {}
+        with self._order(order):
+            open_policy(self._trainer, order)
 
     def train_step(
         self, samples: Sequence[TrainingSample], archived: ArchivedBatch, learning_rate: float
@@ -136,11 +138,13 @@ class RankedPolicy:
             self._closed.set()
 
 
-def open_policy(trainer: PolicyTrainer, model_directory: Path, checkpoint_directory: Path | None) -> None:
+def open_policy(trainer: PolicyTrainer, order: Mapping[str, str]) -> None:
     """One rank's part of `RankedPolicy.open`."""
-    trainer.load(model_directory)
-    if checkpoint_directory is not None:
-        read_checkpoint(checkpoint_directory).restore(trainer)
+    trainer.load(Path(order["model"]))
+    if "checkpoint" in order:
+        read_checkpoint(Path(order["checkpoint"])).restore(trainer)
+    elif "adapters" in order:
+        trainer.load_published_adapters(Path(order["adapters"]))
 
 
 def follow(trainer: PolicyTrainer, channel: RankChannel) -> None:
@@ -149,8 +153,7 @@ def follow(trainer: PolicyTrainer, channel: RankChannel) -> None:
         order = channel.receive()
         match order["do"]:
             case "open":
-                checkpoint = order["checkpoint"]
-                open_policy(trainer, Path(order["model"]), None if checkpoint is None else Path(checkpoint))
+                open_policy(trainer, order)
             case "train":
                 samples = read_batch(Path(order["path"]), order["sha256"])
                 trainer.train_step(samples, order["learning_rate"])

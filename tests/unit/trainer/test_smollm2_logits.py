@@ -44,8 +44,8 @@ def test_logits_of_packed_sequences_equal_hugging_face(smollm2_directory: Path, 
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-3)
 
 
-def test_its_three_key_value_heads_cannot_be_shared_by_two_ranks(smollm2_directory: Path) -> None:
-    """Megatron repeats a head only where there are fewer heads than ranks, and then only whole ones."""
+def test_its_heads_cannot_be_shared_by_two_ranks(smollm2_directory: Path) -> None:
+    """9 query and 3 key-value heads: Megatron repeats the latter only where the ranks are a multiple of them."""
     config = read_config(str(smollm2_directory))
-    with pytest.raises(SettingsError, match="num_key_value_heads=3 cannot be divided"):
+    with pytest.raises(SettingsError, match="num_attention_heads=9 cannot be divided"):
         build_bridge(config, dtype=torch.float32, tensor_parallel_size=2, fused_norms=False)
