@@ -1,4 +1,4 @@
-# pyright: basic, reportOptionalMemberAccess=false
+# pyright: basic, reportOptionalMemberAccess=false, reportArgumentType=false
 # Reason: torch.distributed is untyped; after a backward pass gradients are never None.
 """Parameters end to end in one buffer, of which each data-parallel rank owns an equal part.
 

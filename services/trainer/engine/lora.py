@@ -1,5 +1,5 @@
-# pyright: basic, reportAttributeAccessIssue=false
-# Reason: adds parameters to modules of Megatron-Core, which are untyped.
+# pyright: basic, reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
+# Reason: adds parameters to modules of Megatron-Core, which are untyped: torch takes them for tensors or modules.
 """LoRA (Hu et al., arXiv 2106.09685): y = W x + (alpha / rank) * B A x, with W frozen and A, B trained.
 
 A linear layer that tensor parallelism splits by rows (`linear_qkv`, `linear_fc1`) has A whole on every rank and its own
@@ -65,7 +65,7 @@ def add_adapters(
         if kind not in settings.modules:
             continue
         by_columns = kind in _SPLIT_BY_COLUMNS
-        out_size, in_size = module.weight.shape  # of this rank
+        out_size, in_size = module.weight.size(0), module.weight.size(1)  # of this rank
         whole_in_size = in_size * layout.tensor_size if by_columns else in_size
         generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
         bound = 1 / math.sqrt(whole_in_size)

@@ -1,4 +1,4 @@
-# pyright: basic, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
+# pyright: basic, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false, reportArgumentType=false
 # Reason: Megatron marks parameters with attributes of its own; after a backward pass gradients are never None.
 """AdamW over this rank's shards, with gradient sums and clipping that know about tensor and data parallelism.
 

@@ -21,7 +21,7 @@ from services.trainer.engine.parallel import ParallelLayout
 
 ReadTensor = Callable[[str], torch.Tensor]
 """Gives the whole tensor of a Hugging Face name."""
-PutTensor = Callable[[str, torch.Tensor], None]
+PutTensor = Callable[[str, torch.Tensor], object]
 """Takes what belongs to a parameter of this rank, by Megatron's name and in its shape."""
 
 

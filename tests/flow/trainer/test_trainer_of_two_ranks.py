@@ -1,21 +1,19 @@
 """A trainer of two ranks under the supervisor, on a real broker: it learns what one rank learns, and survives a kill.
 
-One rank is the reference. Two ranks share a model (tensor parallelism) or a batch (data parallelism), one of them is
-killed with -9 in the middle, and everything must come out as if nothing had happened.
+Two ranks share a model (tensor parallelism) or a batch (data parallelism), one of them is killed with -9 in the middle,
+and everything must come out as if nothing had happened. The reference is one rank, in this process, on the batches that
+the trainer archived.
 """
 
 import json
 import os
 import signal
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from clawstream import topics
@@ -29,7 +27,11 @@ from clawstream.topics import full_name, topic_definitions
 from clawstream.topics_admin import apply_topics, wait_until_readable
 from clawstream.weights.manifest import verify
 from schemas.events import SampleEvent
+from services.trainer.algorithms.binary import Binary
+from services.trainer.batch_archive import read_batch
 from services.trainer.checkpoint import CheckpointStore
+from services.trainer.engine.parallel import ParallelLayout
+from services.trainer.policy import PolicyTrainer
 from tests.fixtures.samples import make_sample, sample_record
 from tests.fixtures.system import wait_for
 from tests.flow.trainer.test_trainer_killed import committed
@@ -38,9 +40,10 @@ from tests.unit.trainer.tiny_models import save_tiny_model
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 PATIENCE_SECONDS = 240.0
 BATCH_SIZE = 4
-LEARNING_RATE = 1e-3
-POLICIES = {"one": (1, 1), "tensor": (2, 2), "data": (2, 1)}
-"""Name of the run to (ranks, tensor_parallel_size). Each is a policy of its own on one log."""
+TOKENS_PER_MICRO_BATCH = 20
+LEARNING_RATE = 1e-4
+TENSOR_PARALLEL_SIZE = {"tensor": 2, "data": 1}
+"""Name of the policy to how its two ranks are used."""
 
 
 class Run:
@@ -48,7 +51,6 @@ class Run:
 
     def __init__(self, directory: Path, policy: str, broker: str, namespace: str, model: Path) -> None:
         directory.mkdir()
-        ranks, tensor_parallel_size = POLICIES[policy]
         self.policy = policy
         self.namespace = namespace
         self.broker = broker
@@ -64,18 +66,18 @@ namespace = "{namespace}"
 [trainer]
 model = {json.dumps(str(model))}
 threads = 1
-tensor_parallel_size = {tensor_parallel_size}
+tensor_parallel_size = {TENSOR_PARALLEL_SIZE[policy]}
 batch_size = {BATCH_SIZE}
 max_batch_age_seconds = 3600.0
 max_age_versions = 100
 max_sample_tokens = 20
-tokens_per_micro_batch = 20
+tokens_per_micro_batch = {TOKENS_PER_MICRO_BATCH}
 learning_rate = {{ peak = {LEARNING_RATE} }}
 weights_keep = 100
 [[processes]]
 name = "trainer-{policy}"
 service = "trainer"
-ranks = {ranks}
+ranks = 2
 depends_on = []
 """
         )
@@ -90,9 +92,6 @@ depends_on = []
     def process(self) -> Any:
         report = read_report(self.settings.supervisor_directory)
         return report.processes[0] if report is not None and report.processes else None
-
-    def log(self) -> str:
-        return (self.settings.log_directory / f"trainer-{self.policy}.log").read_text(errors="replace")
 
     def steps(self) -> list[dict[str, Any]]:
         found = committed(self.broker, full_name(self.namespace, topics.TRAIN_STEPS))
@@ -125,28 +124,25 @@ depends_on = []
 
 
 @pytest.fixture
-def new_run(broker: str, namespace: str, tmp_path: Path) -> Iterator[Callable[[str], Run]]:
-    settings = KafkaSettings(bootstrap_servers=broker, namespace=namespace)
-    bus = KafkaBus(settings, client_id="ranks-test")
+def bus(broker: str, namespace: str) -> KafkaBus:
+    bus = KafkaBus(KafkaSettings(bootstrap_servers=broker, namespace=namespace), client_id="ranks-test")
     admin = bus.admin()
     apply_topics(admin, namespace, 1, topic_definitions().values())
     admin.close()
     wait_until_readable(bus, namespace, topic_definitions().values(), SystemClock(), timeout_seconds=60)
-    model = save_tiny_model("qwen3", tmp_path / "model")
-    with ExitStack() as stack:
+    return bus
 
-        def start(policy: str) -> Run:
-            put(bus, namespace, samples(policy, 0, 8))
-            run = Run(tmp_path / policy, policy, broker, namespace, model)
-            stack.callback(run.stop)
-            run.start()
-            return run
 
-        yield start
+@pytest.fixture
+def run(request: pytest.FixtureRequest, bus: KafkaBus, broker: str, namespace: str, tmp_path: Path) -> Iterator[Run]:
+    """Not started. Ended after the test."""
+    run = Run(tmp_path / "run", request.param, broker, namespace, save_tiny_model("qwen3", tmp_path / "model"))
+    yield run
+    run.stop()
 
 
 def samples(policy: str, start: int, stop: int) -> list[SampleEvent]:
-    """The same for every policy. One session: one partition, so that the order and the batches are the same too."""
+    """One session: one partition, so that their order is known."""
     return [
         make_sample(
             f"{policy}-turn-{number}",
@@ -168,47 +164,48 @@ def put(bus: KafkaBus, namespace: str, events: list[SampleEvent]) -> None:
     producer.close()
 
 
+@pytest.mark.parametrize("run", list(TENSOR_PARALLEL_SIZE), indirect=True)
 def test_two_ranks_learn_what_one_learns_and_survive_the_death_of_one(
-    new_run: Callable[[str], Run], broker: str, namespace: str
+    run: Run, bus: KafkaBus, namespace: str, tmp_path: Path
 ) -> None:
-    bus = KafkaBus(KafkaSettings(bootstrap_servers=broker, namespace=namespace), client_id="ranks-test")
-    one = new_run("one")
-    one.wait_for_steps(2)
-    put(bus, namespace, samples("one", 8, 16))
-    one.wait_for_steps(4)
-    expected_steps, expected = one.steps(), one.published()
-    one.stop()
+    put(bus, namespace, samples(run.policy, 0, 8))
+    run.start()
+    run.wait_for_steps(2)
+    starts = run.process().starts
+    run.last_rank().send_signal(signal.SIGKILL)
+    wait_for(
+        lambda: run.process().starts > starts and run.process().state is ProcessState.READY,
+        "all ranks run again",
+        PATIENCE_SECONDS,
+    )
+    put(bus, namespace, samples(run.policy, 8, 16))
+    run.wait_for_steps(4)
+    run.stop()
+    steps, published = run.steps(), run.published()
 
-    for policy in ("tensor", "data"):
-        run = new_run(policy)
-        run.wait_for_steps(2)
-        starts = run.process().starts
-        run.last_rank().send_signal(signal.SIGKILL)
-        wait_for(
-            lambda run=run, starts=starts: run.process().starts > starts and run.process().state is ProcessState.READY,
-            "all ranks run again",
-        )
-        put(bus, namespace, samples(policy, 8, 16))
-        run.wait_for_steps(4)
-        steps, published = run.steps(), run.published()
-        run.stop()
-        assert "lost its peers" in run.log() or "SIGKILL" in run.log() or "Signal 9" in run.log()
+    assert [step["step"] for step in steps] == [1, 2, 3, 4]
+    assert len({step["lineage"] for step in steps}) == 1
+    trained = [[sample["turn_id"] for sample in step["samples"]] for step in steps]
+    turns = [event.turn_id for event in samples(run.policy, 0, 16)]
+    assert trained == [turns[start : start + BATCH_SIZE] for start in range(0, 16, BATCH_SIZE)]
+    assert list(published) == [0, 1, 2, 3, 4]
+    checkpoint = CheckpointStore(run.data / "trainer" / run.policy / "checkpoints").latest_good()
+    assert checkpoint is not None
+    assert (checkpoint.step, checkpoint.num_updates) == (4, 4)
 
-        assert [step["step"] for step in steps] == [1, 2, 3, 4]
-        assert len({step["lineage"] for step in steps}) == 1
-        trained = Counter(sample["turn_id"] for step in steps for sample in step["samples"])
-        assert trained == Counter(event.turn_id for event in samples(policy, 0, 16))
-        assert list(published) == list(expected) == [0, 1, 2, 3, 4]
-        checkpoint = CheckpointStore(run.data / "trainer" / policy / "checkpoints").latest_good()
-        assert checkpoint is not None
-        assert (checkpoint.step, checkpoint.num_updates) == (4, 4)
-        for mine, reference in zip(steps, expected_steps, strict=True):
-            for name in ("loss", "gradient_norm", "entropy_mean", "shift_mean_abs", "computed_tokens"):
-                assert mine["metrics"][name] == pytest.approx(reference["metrics"][name], rel=1e-5, abs=1e-5), name
-        base = load_file(expected[0] / "model.safetensors")
-        reference_weights = load_file(expected[4] / "model.safetensors")
-        for name, tensor in load_file(published[4] / "model.safetensors").items():
-            torch.testing.assert_close(
-                tensor, reference_weights[name], rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
-            )
-        assert max((reference_weights[name] - base[name]).abs().max() for name in base) > 100 * 1e-5, "it has learned"
+    reference = PolicyTrainer(ParallelLayout.start(), Binary(), tokens_per_micro_batch=TOKENS_PER_MICRO_BATCH)
+    reference.load(tmp_path / "model")
+    for step in steps:
+        batch = read_batch(Path(step["batch_uri"].removeprefix("file://")), step["batch_sha256"])
+        result = reference.train_step(batch, LEARNING_RATE)
+        for name in ("loss", "gradient_norm", "entropy_mean", "shift_mean_abs", "computed_tokens"):
+            assert step["metrics"][name] == pytest.approx(result.metrics[name], rel=1e-5, abs=1e-5), name
+    snapshot = reference.snapshot()
+    assert snapshot is not None
+    base, found = (load_file(published[version] / "model.safetensors") for version in (0, 4))
+    learned = {name: tensor - base[name] for name, tensor in snapshot.weights.items()}
+    assert max(float(change.abs().max()) for change in learned.values()) > 2 * LEARNING_RATE
+    for name, tensor in snapshot.weights.items():
+        difference = (found[name] - tensor).abs()
+        assert difference.max() < 1e-5, name
+        assert difference.mean() < 1e-3 * learned[name].abs().mean(), name

@@ -6,6 +6,7 @@ Arguments: the directory of tiny models (one folder per architecture), the direc
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from safetensors.torch import save_file
 
 from services.trainer.algorithms.binary import Binary
 from services.trainer.checkpoint import CheckpointStore
+from services.trainer.engine.lora import LoraSettings
 from services.trainer.engine.optimizer import MOMENTS
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.policy import PolicyTrainer
@@ -21,6 +23,7 @@ from services.trainer.sample import StepResult, TrainingSample, UnchangedReason
 from tests.unit.trainer.tiny_models import ARCHITECTURES, random_samples
 
 RATE = 1e-3
+LORA = LoraSettings(rank=3, alpha=12.0)
 REWARDS = [1.0, -1.0, 0.0, 1.0, -1.0]
 
 
@@ -34,12 +37,14 @@ def run(
     out: Path,
     architecture: str,
     tokens_per_micro_batch: int,
-    dtype: torch.dtype = torch.float32,
+    **options: Any,
 ) -> None:
-    """Scores, one step, the state after it; all as seen from rank 0."""
-    policy = PolicyTrainer(layout, Binary(), tokens_per_micro_batch=tokens_per_micro_batch, dtype=dtype)
+    """Scores, steps, the state after them; all as seen from rank 0."""
+    policy = PolicyTrainer(layout, Binary(), tokens_per_micro_batch=tokens_per_micro_batch, **options)
     policy.load(models / architecture)
     scores = policy.score(samples())
+    if "lora" in options:  # B starts as 0, and so does the gradient of A
+        policy.train_step(samples(), RATE)
     result = policy.train_step(samples(), RATE)
     snapshot = policy.snapshot()
     assert (snapshot is None) == (layout.rank != 0)
@@ -67,6 +72,8 @@ def main(models: Path, out: Path) -> None:
     layout = ParallelLayout.start(tensor_parallel_size=2)
     for architecture in ARCHITECTURES:
         run(layout, models, out / "tensor" / architecture, architecture, tokens_per_micro_batch=40)
+    for architecture in ("qwen2", "qwen3"):
+        run(layout, models, out / "tensor-lora" / architecture, architecture, tokens_per_micro_batch=40, lora=LORA)
     resume_on_the_other_layout(layout, models, out / "tensor-checkpoints")
     parallel_state.destroy_model_parallel()
 
@@ -74,6 +81,7 @@ def main(models: Path, out: Path) -> None:
     assert (layout.data_size, layout.data_rank) == (2, layout.rank)
     run(layout, models, out / "data" / "qwen3", "qwen3", tokens_per_micro_batch=20)
     run(layout, models, out / "data-bfloat16" / "qwen3", "qwen3", tokens_per_micro_batch=20, dtype=torch.bfloat16)
+    run(layout, models, out / "data-lora" / "qwen3", "qwen3", tokens_per_micro_batch=20, lora=LORA)
     resume_on_the_other_layout(layout, models, out / "data-checkpoints")
     one_sample_on_two_copies(layout, models)
     each_copy_holds_half_of_the_optimizer(layout, models)

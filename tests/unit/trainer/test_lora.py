@@ -63,7 +63,7 @@ def test_before_the_first_step_the_policy_is_its_base(new_policy: NewPolicy) -> 
 def test_only_adapters_change(new_policy: NewPolicy) -> None:
     untouched = {name: each.detach().clone() for name, each in new_policy("qwen3").model.named_parameters().items()}
     policy = trained(new_policy)
-    assert_same_weights(untouched, policy.model.named_parameters())
+    assert_same_weights(untouched, dict[str, torch.Tensor](policy.model.named_parameters()))
     weights = snapshot(policy).weights
     assert all(".lora_" in name for name in weights)
     assert len(weights) == 2 * 2 * 7, "two layers, A and B of seven projections"
@@ -89,6 +89,7 @@ def test_published_adapters_merged_by_the_formula_are_the_trained_policy(
     for name in [name for name in adapters if name.endswith("lora_A.weight")]:
         module = reference.get_submodule(name.removeprefix("base_model.model.").removesuffix(".lora_A.weight"))
         with torch.no_grad():
+            assert isinstance(module, torch.nn.Linear)
             module.weight += 12.0 / 3 * adapters[name.replace("lora_A", "lora_B")] @ adapters[name]
     random = np.random.default_rng(0)
     prompt, response = (random.integers(0, VOCABULARY_SIZE, size) for size in (9, 12))

@@ -17,13 +17,14 @@ from services.trainer.checkpoint import CheckpointStore
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.policy import PolicySnapshot, PolicyTrainer
 from services.trainer.sample import StepResult
-from tests.unit.trainer.parallel_worker import RATE, REWARDS, samples
+from tests.unit.trainer.parallel_worker import LORA, RATE, REWARDS, samples
 from tests.unit.trainer.tiny_models import ARCHITECTURES, random_samples
 
 pytestmark = pytest.mark.slow
 
 NewPolicy = Callable[..., PolicyTrainer]
 LAYOUTS = [*(("tensor", architecture) for architecture in ARCHITECTURES), ("data", "qwen3")]
+OPTIONS = [("data-bfloat16", "qwen3"), ("tensor-lora", "qwen2"), ("tensor-lora", "qwen3"), ("data-lora", "qwen3")]
 
 
 def snapshot(policy: PolicyTrainer) -> PolicySnapshot:
@@ -65,6 +66,8 @@ def one_process(
 ) -> tuple[list[torch.Tensor], StepResult, PolicySnapshot]:
     policy = new_policy(architecture, **options)
     scores = [torch.as_tensor(score) for score in policy.score(samples())]
+    if "lora" in options:
+        policy.train_step(samples(), RATE)
     result = policy.train_step(samples(), RATE)
     return scores, result, snapshot(policy)
 
@@ -78,12 +81,16 @@ def test_log_probs_are_the_same(kind: str, architecture: str, two_processes: Pat
         torch.testing.assert_close(found[str(index)], score, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(("kind", "architecture"), [*LAYOUTS, ("data-bfloat16", "qwen3")])
+@pytest.mark.parametrize(("kind", "architecture"), [*LAYOUTS, *OPTIONS])
 def test_gradients_and_weights_after_a_step_are_the_same(
     kind: str, architecture: str, two_processes: Path, new_policy: NewPolicy
 ) -> None:
     # bf16 rounds a micro-batch's gradients, so there both must cut the batch the same.
-    options = {"dtype": torch.bfloat16, "tokens_per_micro_batch": 20} if kind == "data-bfloat16" else {}
+    options: dict[str, object] = {}
+    if kind == "data-bfloat16":
+        options = {"dtype": torch.bfloat16, "tokens_per_micro_batch": 20}
+    elif kind.endswith("-lora"):
+        options = {"lora": LORA}
     _, result, expected = one_process(new_policy, architecture, **options)
     directory = two_processes / kind / architecture
     found = json.loads((directory / "result.json").read_text())

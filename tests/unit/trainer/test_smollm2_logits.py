@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
@@ -25,10 +27,11 @@ TEXTS = [
 
 def test_logits_of_packed_sequences_equal_hugging_face(smollm2_directory: Path, layout: ParallelLayout) -> None:
     tokenizer = Tokenizer.from_file(str(smollm2_directory / "tokenizer.json"))
-    sequences = [
-        tuple(torch.tensor(tokenizer.encode(text, add_special_tokens=False).ids).numpy() for text in pair)
-        for pair in TEXTS
-    ]
+
+    def ids(text: str) -> NDArray[np.int64]:
+        return np.asarray(tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+
+    sequences = [(ids(prompt), ids(response)) for prompt, response in TEXTS]
     reference = AutoModelForCausalLM.from_pretrained(smollm2_directory, dtype=torch.float32)
     model = PolicyModel(read_config(str(smollm2_directory)))
     load_hugging_face(model, layout, smollm2_directory)
