@@ -5,6 +5,8 @@ Arguments: the directory of tiny models (one folder per architecture), the direc
 
 import json
 import sys
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from services.trainer.engine.lora import LoraSettings
 from services.trainer.engine.optimizer import MOMENTS
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.policy import PolicyTrainer
+from services.trainer.ranks import RankChannel, RankedPolicy, follow
 from services.trainer.sample import StepResult, TrainingSample, UnchangedReason
 from tests.unit.trainer.tiny_models import ARCHITECTURES, random_samples
 
@@ -85,7 +88,46 @@ def main(models: Path, out: Path) -> None:
     resume_on_the_other_layout(layout, models, out / "data-checkpoints")
     one_sample_on_two_copies(layout, models)
     each_copy_holds_half_of_the_optimizer(layout, models)
+    the_first_rank_keeps_the_others_waiting(layout, models)
     layout.stop()
+
+
+class RecordingChannel(RankChannel):
+    """Remembers what it carried."""
+
+    def __init__(self, layout: ParallelLayout) -> None:
+        super().__init__(layout)
+        self.orders: list[str] = []
+        self.kept_alive = threading.Event()
+
+    def send(self, document: Mapping[str, Any]) -> None:
+        super().send(document)
+        self.orders.append(document["do"])
+        if self.orders.count("wait") >= 5:
+            self.kept_alive.set()
+
+    def receive(self) -> dict[str, Any]:
+        document = super().receive()
+        self.orders.append(document["do"])
+        return document
+
+
+def the_first_rank_keeps_the_others_waiting(layout: ParallelLayout, models: Path) -> None:
+    """Its main thread does something else for as long as five signs of life; orders go on to be carried out whole."""
+    channel = RecordingChannel(layout)
+    trainer = PolicyTrainer(layout, Binary())
+    if layout.rank == 0:
+        policy = RankedPolicy(trainer, channel, keep_alive_seconds=0.01)
+        policy.open(models / "qwen3")
+        assert channel.kept_alive.wait(60.0)
+        for _ in range(3):
+            assert policy.snapshot().num_updates == 0
+        policy.close()
+    else:
+        follow(trainer, channel)
+        assert trainer.optimizer.num_updates == 0
+    assert channel.orders.count("wait") >= 5
+    assert [order for order in channel.orders if order != "wait"] == ["open", *["snapshot"] * 3, "end"]
 
 
 def resume_on_the_other_layout(layout: ParallelLayout, models: Path, root: Path) -> None:
