@@ -27,6 +27,7 @@
     ├── RequestRefused           a client's request cannot be served; carries the OpenAI-shaped answer
     ├── TeacherUnfit             an engine cannot be the teacher of this policy
     ├── WeightsError             published weights are torn, missing or cannot be loaded
+    ├── RankLost                 a process of a trainer of several ranks went away; the others end too
     ├── GateDeposed              another gateway commands the engines by now; stop commanding
     ├── RetryLater               an input cannot be handled now (an outage); it stays unresolved
     ├── HandlerCancelled         what a worker's handler awaited was cancelled under it
@@ -209,6 +210,10 @@ class TeacherUnfit(ClawstreamError):  # noqa: N818
 
 class WeightsError(ClawstreamError):
     """Published weights are torn, missing, of another model, or cannot be loaded. Names the file."""
+
+
+class RankLost(ClawstreamError):  # noqa: N818
+    """A trainer of several ranks cannot reach all of them. Every rank ends; together they start again."""
 
 
 class GateDeposed(ClawstreamError):  # noqa: N818

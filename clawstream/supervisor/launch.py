@@ -1,5 +1,6 @@
 """How a process is started and how its readiness shows. Pure."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,6 +85,8 @@ def _service_launch(
     command = [python, *arguments]
     if process.ranks > 1:
         torchrun = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={process.ranks}"]
+        # It passes SIGTERM on and would else kill a rank that still finishes its step.
+        torchrun.append(f"--shutdown-timeout={math.ceil(process.stop_timeout_seconds)}")
         command = [*torchrun, *arguments]
     values = {**cast("Mapping[str, Any]", document.get(service, {})), **process.overrides}
     host = str(values.get("host", "127.0.0.1"))

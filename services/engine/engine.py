@@ -181,11 +181,18 @@ class Engine:
     async def update_weights(self, directory: Path, weight_version: str | None) -> int:
         """Load weights beside those in service, then swap; the result is the number of requests in flight.
 
+        LoRA adapters are merged with the model that the engine was started with.
+
         Raises `WeightsError` when they cannot be loaded; then nothing has changed.
         """
         async with self._update_lock:
             weights = await asyncio.to_thread(
-                load_weights, directory, dtype=self._dtype, packed=self._packed, expected=self.architecture
+                load_weights,
+                directory,
+                dtype=self._dtype,
+                packed=self._packed,
+                expected=self.architecture,
+                base_directory=self._settings.model_path,
             )
             version = self.worker.weight_version if weight_version is None else weight_version
             in_flight = await asyncio.wrap_future(self.worker.swap_weights(weights, version))

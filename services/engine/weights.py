@@ -1,17 +1,16 @@
-# pyright: basic
-# Reason: safetensors' readers are untyped.
 """A model's weights as the engine computes with them: query, key and value fused, gate and up fused, linears packed."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from clawstream.errors import WeightsError
+from services.engine.adapters import CONFIG_NAME, Adapters
 from services.engine.architecture import ModelArchitecture, read_architecture, read_json
 from services.engine.linear import Linear, make_linear
+from services.engine.safetensors_files import read_tensors
 
 IGNORED_SUFFIX = "rotary_emb.inv_freq"
 """Old checkpoints carry the rotary frequencies; they follow from the config."""
@@ -54,10 +53,12 @@ class ModelWeights:
 class TensorReader:
     """The tensors of a model directory by name, each checked for its shape when it is taken."""
 
-    def __init__(self, directory: Path, dtype: torch.dtype) -> None:
+    def __init__(self, directory: Path, dtype: torch.dtype, adapters: Adapters | None = None) -> None:
+        """`adapters` are merged into what is taken."""
         self._directory = directory
         self._dtype = dtype
-        self._tensors = read_tensors(directory)
+        self._tensors = read_tensors(weight_files(directory))
+        self._adapters = adapters
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor in the engine's dtype, removed from what is left. `WeightsError` when absent or misshapen."""
@@ -66,6 +67,8 @@ class TensorReader:
             raise WeightsError(f"{self._directory}: tensor {name} is missing")
         if tuple(tensor.shape) != shape:
             raise WeightsError(f"{self._directory}: tensor {name} has shape {tuple(tensor.shape)}, not {shape}")
+        if self._adapters is not None:
+            tensor = self._adapters.merged(name, tensor)
         return tensor.to(self._dtype)
 
     def take_optional(self, name: str, *shape: int) -> Tensor | None:
@@ -83,26 +86,20 @@ class TensorReader:
             raise WeightsError(
                 f"{self._directory}: unknown tensors: {', '.join(sorted(left)[:5])} ({len(left)} in all)"
             )
+        if self._adapters is not None:
+            self._adapters.check_nothing_left()
 
 
-def read_tensors(directory: Path) -> dict[str, Tensor]:
-    """All tensors of the directory's safetensors files, memory-mapped. Raises `WeightsError` for a torn directory."""
+def weight_files(directory: Path) -> list[Path]:
+    """The directory's safetensors files. Raises `WeightsError` when there is none."""
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         weight_map: dict[str, str] = read_json(index)["weight_map"]
-        files = [directory / name for name in sorted(set(weight_map.values()))]
-    else:
-        files = sorted(directory.glob("*.safetensors"))
+        return [directory / name for name in sorted(set(weight_map.values()))]
+    files = sorted(directory.glob("*.safetensors"))
     if not files:
         raise WeightsError(f"{directory}: no safetensors file")
-    tensors: dict[str, Tensor] = {}
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as reader:
-                tensors.update({name: reader.get_tensor(name) for name in reader.keys()})  # noqa: SIM118 - no mapping
-        except (SafetensorError, OSError) as error:
-            raise WeightsError(f"{file}: {error}") from error
-    return tensors
+    return files
 
 
 def load_weights(
@@ -111,18 +108,25 @@ def load_weights(
     dtype: torch.dtype,
     packed: bool,
     expected: ModelArchitecture | None = None,
+    base_directory: Path | None = None,
 ) -> ModelWeights:
     """Read and prepare the weights of a Hugging Face directory. Nothing refers to its files afterwards.
 
+    A directory of LoRA adapters is merged with the model in `base_directory`, to which they must belong.
     Raises `WeightsError` when files or tensors are missing, misshapen or unknown, or when the architecture is not
     `expected` (that of the weights in service).
     """
     if not directory.is_dir():
         raise WeightsError(f"{directory}: no such directory")
+    adapters = None
+    if (directory / CONFIG_NAME).is_file():
+        if base_directory is None:
+            raise WeightsError(f"{directory}: adapters without a model; start the engine with the model itself")
+        adapters, directory = Adapters(directory), base_directory
     architecture = read_architecture(directory)
     if expected is not None and architecture != expected:
         raise WeightsError(f"{directory}: another architecture than the one in service ({expected} is needed)")
-    reader = TensorReader(directory, dtype)
+    reader = TensorReader(directory, dtype, adapters)
     with torch.inference_mode():
         weights = assemble(architecture, reader, packed=packed)
     reader.check_nothing_left()

@@ -27,6 +27,8 @@ from services.trainer.batch_archive import BatchArchive
 from services.trainer.checkpoint import CheckpointStore
 from services.trainer.disk_store import DiskStore
 from services.trainer.engine import cpu_platform
+from services.trainer.engine.adapter_weights import CONFIG_NAME
+from services.trainer.engine.lora import LoraSettings
 from services.trainer.engine.optimizer import OptimizerSettings
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.history import History
@@ -89,6 +91,9 @@ def run(settings: TrainerSettings, stop: threading.Event, logger: Logger) -> Non
         ),
         tokens_per_micro_batch=settings.tokens_per_micro_batch,
         dtype=getattr(torch, settings.dtype),
+        recompute_activations=settings.recompute_activations,
+        lora=lora_settings(settings),
+        seed=settings.seed,
     )
     channel = RankChannel(layout)
     try:
@@ -100,6 +105,12 @@ def run(settings: TrainerSettings, stop: threading.Event, logger: Logger) -> Non
             follow(policy_trainer, channel)
     finally:
         ParallelLayout.stop()
+
+
+def lora_settings(settings: TrainerSettings) -> LoraSettings | None:
+    """As the engine takes them."""
+    lora = settings.lora
+    return None if lora is None else LoraSettings(lora.rank, lora.alpha, tuple(lora.modules))
 
 
 def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event, logger: Logger) -> None:
@@ -142,17 +153,20 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
             store=DiskStore(checkpoints, weights, settings.model),
             archive=BatchArchive(root / "batches", keep=settings.batches_keep),
         )
-        history = _history_when_there_is_a_broker(settings, around, policy)
+        history = _history_when_there_is_a_broker(settings, around)
         if history is None:
             return
         checkpoint = checkpoints.latest_good()
         if checkpoint is not None:
-            policy.open(settings.model, checkpoint.directory)
+            policy.open(settings.model, checkpoint=checkpoint.directory)
             progress = Progress.from_document(checkpoint.progress)
             logger.info("resumes", step=progress.step, weight_version=progress.weight_version)
         else:
             start_version, directory = _weights_to_start_from(settings, history, weights, logger)
-            policy.open(directory, None)
+            if settings.lora is None:
+                policy.open(directory)
+            else:
+                policy.open(settings.model, adapters=directory if start_version else None)
             progress = first_progress(
                 history, weights.versions(), lineage=str(uuid.uuid4()), start_version=start_version
             )
@@ -166,9 +180,7 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
     logger.info("ended")
 
 
-def _history_when_there_is_a_broker(
-    settings: TrainerSettings, around: Surroundings, policy: RankedPolicy
-) -> History | None:
+def _history_when_there_is_a_broker(settings: TrainerSettings, around: Surroundings) -> History | None:
     """Waits, with a line every few seconds; None when the process is to end."""
     while not around.stop.is_set():
         try:
@@ -177,7 +189,6 @@ def _history_when_there_is_a_broker(
             raise
         except BusError as error:
             around.logger.warning("waits for the broker", error=str(error), servers=settings.kafka.bootstrap_servers)
-            policy.keep_alive()
             around.stop.wait(_RETRY_SECONDS)
     return None
 
@@ -190,6 +201,12 @@ def _weights_to_start_from(
     event = history.versions.get(version) if version else None
     if version and event is not None:
         directory = weights.directory_of(version)
+        if (directory / CONFIG_NAME).exists() != (settings.lora is not None):
+            raise SettingsError(
+                f"trainer.lora is {'set' if settings.lora else 'not set'}, but version {version} of policy "
+                f"{settings.policy!r} ({directory}) is {'a whole model' if settings.lora else 'adapters'}: begin "
+                "another policy, or set trainer.lora as it was"
+            )
         try:
             verify(directory, event.manifest_sha256)
         except ClawstreamError as error:

@@ -4,7 +4,7 @@ import threading
 from dataclasses import dataclass
 
 from clawstream import topics
-from clawstream.bus.interface import Bus, Producer, Record
+from clawstream.bus.interface import Bus, Record
 from clawstream.clock import Clock
 from clawstream.errors import DecodeError
 from clawstream.log import Logger
@@ -12,6 +12,7 @@ from clawstream.metrics import Metrics
 from services.trainer.announcer import Announcer
 from services.trainer.batcher import Batcher, BatchRules
 from services.trainer.candidates import CandidateRules
+from services.trainer.dead_letters import DeadLetter
 from services.trainer.events import EventRecords
 from services.trainer.finisher import FinishedStep, Finisher
 from services.trainer.history import History, read_history
@@ -20,12 +21,10 @@ from services.trainer.loop import LoopSettings, TrainerLoop
 from services.trainer.ports import Archive, Policy, Store
 from services.trainer.progress import Progress
 from services.trainer.progress_report import ProgressReport
-from services.trainer.reader import SampleReader, dead_letter_record
+from services.trainer.reader import SampleReader
 from services.trainer.resume import resumed_progress
 from services.trainer.retention import ArtefactRetention
 from services.trainer.settings import TrainerSettings
-
-_FLUSH_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,6 @@ class Trainer:
             metrics=around.metrics,
             logger=around.logger,
         )
-        self._dead_letters: Producer | None = None
         self._reader: SampleReader | None = None
 
     def begin(self, progress: Progress, *, is_new: bool) -> TrainerLoop:
@@ -122,7 +120,7 @@ class Trainer:
                     superseded_versions=[v for v in sorted(history.versions) if v > reached.newest_version],
                 )
             self._finisher.announce(self._policy.snapshot(), progress, history)
-        progress = progress.model_copy(update={"unannounced": []})
+        progress = progress.announced()
         ledger = progress.ledger()
         settings = self._settings
         now = around.clock.monotonic_seconds()
@@ -171,7 +169,7 @@ class Trainer:
 
     def close(self) -> None:
         """Releases the clients."""
-        for part in (self._reader, self._dead_letters, self._retention, self._announcer):
+        for part in (self._reader, self._retention, self._announcer):
             if part is not None:
                 part.close()
 
@@ -182,15 +180,8 @@ class Trainer:
         finally:
             admin.close()
 
-    def _dead_letter(self, record: Record, error: DecodeError) -> None:
+    def _dead_letter(self, record: Record, error: DecodeError) -> DeadLetter:
         around = self._around
         around.metrics.increment("dead_letters_total", reason=type(error).__name__)
         around.logger.error("a record is no sample and goes to the dead-letter topic", error=str(error))
-        if self._dead_letters is None:
-            self._dead_letters = around.bus.producer()
-        topic = topics.full_name(self._settings.kafka.namespace, topics.TRAINER_DLQ)
-        now = around.clock.now().isoformat()
-        self._dead_letters.produce(
-            dead_letter_record(record, error, topic=topic, process=self._settings.name, now_iso=now)
-        )
-        self._dead_letters.flush(_FLUSH_SECONDS)
+        return DeadLetter.of(record, error, process=self._settings.name, now_iso=around.clock.now().isoformat())

@@ -3,7 +3,8 @@
 - Of a turn the highest revision counts, whatever order they come in; lower ones are dropped as superseded.
 - A turn is trained at most once per lineage; what comes later is listed, never trained.
 - A batch closes on the number of *effective* samples, on the age of the oldest one, or on the number of drops (so
-  that a stream of samples without signal moves the offsets too).
+  that a stream of samples without signal moves the offsets too). Dead letters, which only a step announces, count as
+  drops, and their bytes are bounded.
 - Every sample that was added leaves exactly once: in a batch, or as a drop with its reason.
 
 The batcher takes turns one by one. A joiner of rollouts (all turns of one attempt train together) belongs in front of
@@ -47,6 +48,8 @@ class BatchRules:
     at_least_one: bool = False
     max_drops: int = 1000
     """Keeps a train-step event far below the topic's largest message."""
+    max_dead_letter_bytes: int = 16 * 1024 * 1024
+    """Keeps the transaction and the checkpoint that hold a step's dead letters small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,8 @@ class Batcher:
         self._waiting: dict[str, _Waiting] = {}
         self._drops: list[DroppedSample] = []
         self._drops_since: float | None = None
+        self._num_dead_letters = 0
+        self._dead_letter_bytes = 0
         self.drop_counts: Counter[str] = Counter()
         """Drops by reason, ever. Part of the checkpoint."""
 
@@ -115,6 +120,13 @@ class Batcher:
         if self._drops_since is None:
             self._drops_since = now_seconds
 
+    def dead_letter(self, size_bytes: int, now_seconds: float) -> None:
+        """A record that is no sample waits for a step that announces it."""
+        self._num_dead_letters += 1
+        self._dead_letter_bytes += size_bytes
+        if self._drops_since is None:
+            self._drops_since = now_seconds
+
     def set_version(self, current_version: int, now_seconds: float) -> None:
         """The weights moved on: samples grow older."""
         self._current_version = current_version
@@ -141,7 +153,10 @@ class Batcher:
         """What closes the batch now: `count`, `age`, `drops`, or None."""
         if self.have >= self._rules.batch_size:
             return "count"
-        if len(self._drops) + sum(not w.candidate.has_signal for w in self._waiting.values()) >= self._rules.max_drops:
+        num_drops = len(self._drops) + sum(not w.candidate.has_signal for w in self._waiting.values())
+        if num_drops + self._num_dead_letters >= self._rules.max_drops:
+            return "drops"
+        if self._dead_letter_bytes >= self._rules.max_dead_letter_bytes:
             return "drops"
         waiting_since = [waiting.since_seconds for waiting in self._waiting.values()]
         if self._drops_since is not None:
@@ -166,6 +181,7 @@ class Batcher:
                 self._drop(waiting.candidate, DropReason.ZERO_ADVANTAGE, now_seconds)
                 self._ledger.settled[turn] = (waiting.candidate.revision.order, wall_seconds)
         drops, self._drops, self._drops_since = self._drops, [], None
+        self._num_dead_letters = self._dead_letter_bytes = 0
         return ClosedBatch(effective, drops, closed_by)
 
     # -- inside

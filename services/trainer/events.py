@@ -11,6 +11,7 @@ from schemas.events.train_step import DroppedSample, TrainedSample
 from services.trainer.ages import age
 from services.trainer.batcher import ClosedBatch
 from services.trainer.candidates import Candidate
+from services.trainer.dead_letters import DeadLetter
 
 
 def trained_sample(candidate: Candidate, current_version: int) -> TrainedSample:
@@ -77,6 +78,7 @@ class EventRecords:
         self._source = f"trainer/{process}"
         self.weights_topic = topics.full_name(namespace, topics.WEIGHTS)
         self.train_steps_topic = topics.full_name(namespace, topics.TRAIN_STEPS)
+        self.dead_letter_topic = topics.full_name(namespace, topics.TRAINER_DLQ)
 
     def train_step(self, event: TrainStepEvent) -> OutgoingRecord:
         """On `train-steps`."""
@@ -87,6 +89,10 @@ class EventRecords:
             event_id=event.train_step_id,
             source=self._source,
         )
+
+    def dead_letter(self, letter: DeadLetter) -> OutgoingRecord:
+        """On `trainer.dlq`."""
+        return letter.outgoing(self.dead_letter_topic)
 
     def version_key(self, weight_version: int) -> str:
         """Key of a version on `weights`."""

@@ -1,6 +1,7 @@
 """Everything after the update, on a thread of its own, in this order:
 
-    checkpoint -> artefact -> one transaction of weight-version, pointer and train-steps -> removal of old artefacts
+    checkpoint -> artefact -> one transaction of weight-version, pointer, train-steps and dead letters
+    -> removal of old artefacts
 
 One step is finished before the next is taken on, so that after a crash at most the newest checkpoint's events are
 missing; the trainer writes them when it starts again. Reading and the next update go on meanwhile.
@@ -104,6 +105,8 @@ class Finisher:
         if is_new and not (history is not None and version <= history.newest_number):
             records.extend(self._published(snapshot, progress, makers[-1].train_step_id if makers else None))
         records.extend(self._records.train_step(event) for event in missing)
+        if missing:  # they are of these steps, so they are on the log when the steps are
+            records.extend(self._records.dead_letter(letter) for letter in progress.dead_letters)
         if records:
             self._announcer.write(records, lambda: self._is_on_log(progress))
         self._metrics.set("weight_version", version)

@@ -27,7 +27,6 @@ from services.trainer.sample import StepResult
 
 NO_SAMPLES = "no_samples"
 """`unchanged_reason` of a step that only lists drops."""
-_KEEP_ALIVE_SECONDS = 30.0
 _SECONDS_PER_DAY = 86400.0
 
 
@@ -74,7 +73,6 @@ class TrainerLoop:
         self._clock = clock
         self._metrics = metrics
         self._logger = logger
-        self._alive_at = clock.monotonic_seconds()
         self._group_version: int | None = None
         """Number of the version that the steps since the last checkpoint make."""
 
@@ -103,9 +101,6 @@ class TrainerLoop:
         if closed_by is not None:
             self._step(closed_by)
             return True
-        if now - self._alive_at >= _KEEP_ALIVE_SECONDS:
-            self._policy.keep_alive()
-            self._alive_at = now
         return False
 
     def _step(self, closed_by: str) -> None:
@@ -156,7 +151,8 @@ class TrainerLoop:
             started_at=started_at,
             finished_at=finished_at,
         )
-        after = after.model_copy(update={"unannounced": [*before.unannounced, event]})
+        dead_letters = [*before.dead_letters, *self._reader.take_dead_letters()]
+        after = after.model_copy(update={"unannounced": [*before.unannounced, event], "dead_letters": dead_letters})
         self._progress = after
         seconds = self._clock.monotonic_seconds() - started
         self._observe(event.metrics, "changed" if changed else event.unchanged_reason, seconds, result is not None)
@@ -188,7 +184,7 @@ class TrainerLoop:
             )
             self._group_version = None
         self._finisher.submit(FinishedStep(self._policy.snapshot(), progress))
-        self._progress = progress.model_copy(update={"unannounced": []})
+        self._progress = progress.announced()
         self._batcher.set_version(progress.newest_version, self._clock.monotonic_seconds())
 
     def _count_drops(self, batch: ClosedBatch, culprits: list[DroppedSample]) -> None:

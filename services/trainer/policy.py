@@ -7,7 +7,7 @@ one batch (or several, each on a part of its own): gradients accumulate over mic
 global counts, so how a batch is cut into micro-batches and spread over ranks changes nothing but rounding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,12 +17,25 @@ import torch
 from services.trainer.algorithms.base import Algorithm
 from services.trainer.algorithms.options import IdSource
 from services.trainer.engine import cpu_platform
+from services.trainer.engine.adapter_weights import (
+    WEIGHTS_NAME,
+    check_adapter_config,
+    load_adapters,
+    whole_adapters,
+)
 from services.trainer.engine.bridge import read_config
 from services.trainer.engine.log_probabilities import VocabularyShard, log_probabilities, log_probabilities_at
+from services.trainer.engine.lora import LoraSettings
 from services.trainer.engine.model import PolicyModel
 from services.trainer.engine.optimizer import OptimizerSettings, ParallelAdamW
 from services.trainer.engine.parallel import ParallelLayout
-from services.trainer.engine.weights import ReadTensor, load_hugging_face, load_shards, whole_tensors
+from services.trainer.engine.weights import (
+    ReadTensor,
+    SafetensorsDirectory,
+    load_hugging_face,
+    load_shards,
+    whole_tensors,
+)
 from services.trainer.given_ids import given_ids
 from services.trainer.metrics import StepMeasurements
 from services.trainer.packing import PackedRow, pack, plan_micro_batches
@@ -39,7 +52,7 @@ class PolicySnapshot:
     """
 
     weights: dict[str, torch.Tensor]
-    """fp32 main parameters (or the model's own type where that is wider)."""
+    """fp32 main parameters; only the adapters, in PEFT's names, where only they are trained."""
     moments: dict[str, dict[str, torch.Tensor]]
     """Adam's moments by torch's name, then by Hugging Face's tensor name."""
     random_state: dict[str, torch.Tensor]
@@ -48,6 +61,8 @@ class PolicySnapshot:
     """Optimizer updates made."""
     model_dtype: torch.dtype
     """The type that the model computes in, and in which weights are published."""
+    lora: LoraSettings | None = None
+    """Of the adapters, if there are any."""
 
 
 class PolicyTrainer:
@@ -63,10 +78,13 @@ class PolicyTrainer:
         dtype: torch.dtype = torch.float32,
         updates_per_batch: int = 1,
         reference_directory: Path | None = None,
+        recompute_activations: bool = False,
+        lora: LoraSettings | None = None,
+        seed: int = 0,
     ) -> None:
         """`updates_per_batch` cuts a batch into so many parts, with an update on each; all of them are bounded against
         the policy at the start of the batch. `reference_directory` holds the base model where the algorithm needs it
-        (None: what is loaded first).
+        (None: what is loaded first). With `lora` only adapters are trained; `seed` is of their first values.
         """
         self.layout = layout
         self._algorithm = algorithm
@@ -76,6 +94,9 @@ class PolicyTrainer:
         self._updates_per_batch = updates_per_batch
         self._reference_directory = reference_directory
         self._reference: PolicyModel | None = None
+        self._recompute_activations = recompute_activations
+        self._lora = lora
+        self._seed = seed
         self._model: PolicyModel | None = None
         self._optimizer: ParallelAdamW | None = None
 
@@ -94,21 +115,38 @@ class PolicyTrainer:
         return self._optimizer
 
     def load(self, hugging_face_directory: Path) -> None:
-        """Builds the model of a Hugging Face directory and loads its weights; the optimizer starts afresh.
+        """Builds the model of a Hugging Face directory and loads its weights; adapters and optimizer start afresh.
 
         Raises SettingsError for a model that cannot be trained, WeightsError for missing or misshapen tensors.
         """
         self._model = self._read_model(hugging_face_directory)
-        self._optimizer = ParallelAdamW(self._model.named_parameters(), self.layout, self._optimizer_settings)
+        if self._lora is not None:
+            self._model.add_adapters(self._lora, self.layout, self._seed)
+        self._optimizer = ParallelAdamW(self._model.trained_parameters(), self.layout, self._optimizer_settings)
         if self._algorithm.needs.reference and self._reference is None:
             self._reference = self._read_model(self._reference_directory or hugging_face_directory)
 
     def _read_model(self, directory: Path) -> PolicyModel:
         model = PolicyModel(
-            read_config(str(directory)), dtype=self._dtype, tensor_parallel_size=self.layout.tensor_size
+            read_config(str(directory)),
+            dtype=self._dtype,
+            tensor_parallel_size=self.layout.tensor_size,
+            fused_norms=self._lora is None,
+            recompute_activations=self._recompute_activations,
         )
         load_hugging_face(model, self.layout, directory)
         return model
+
+    def load_published_adapters(self, directory: Path) -> None:
+        """Continues published adapters, over the base model that was loaded; the optimizer starts afresh.
+
+        Raises WeightsError when they have other settings, or are missing or misshapen. A collective of all ranks.
+        """
+        assert self._lora is not None
+        check_adapter_config(directory, self._lora)
+        read = SafetensorsDirectory(directory, [WEIGHTS_NAME]).read
+        load_adapters(self.model, self.layout, read, self.optimizer.main_parameters.put)
+        self.optimizer.restored(0)
 
     def train_step(self, batch: Sequence[TrainingSample], learning_rate: float) -> StepResult:
         """One update on `batch` (or on each part of it), or none, with the reason. A collective of all ranks.
@@ -304,12 +342,13 @@ class PolicyTrainer:
         moments = {name: self._whole_copies(tensors) for name, tensors in self.optimizer.moments()}
         if self.layout.rank != 0:
             return None
-        return PolicySnapshot(weights, moments, _random_state(), self.optimizer.num_updates, self._dtype)
+        return PolicySnapshot(weights, moments, _random_state(), self.optimizer.num_updates, self._dtype, self._lora)
 
-    def _whole_copies(self, sources: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _whole_copies(self, sources: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Whole tensors by Hugging Face's name on rank 0; the other ranks give their shards and keep nothing."""
         copies: dict[str, torch.Tensor] = {}
-        for name, tensor in whole_tensors(self.model, self.layout, sources):
+        whole = whole_tensors if self._lora is None else whole_adapters
+        for name, tensor in whole(self.model, self.layout, sources):
             if self.layout.rank == 0:
                 copies[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         return copies
@@ -325,9 +364,10 @@ class PolicyTrainer:
 
         Raises WeightsError when a tensor is missing or does not fit.
         """
-        load_shards(self.model, self.layout, read_weight, self.optimizer.main_parameters)
+        load = load_shards if self._lora is None else load_adapters
+        load(self.model, self.layout, read_weight, self.optimizer.main_parameters.put)
         for name, tensors in self.optimizer.moments():
-            load_shards(self.model, self.layout, read_moment[name], tensors)
+            load(self.model, self.layout, read_moment[name], tensors.put)
         self.optimizer.discard_gradients()
         self.optimizer.restored(num_updates)
         torch.set_rng_state(random_state["cpu"])

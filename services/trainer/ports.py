@@ -41,10 +41,6 @@ class Policy(Protocol):
         """A copy, for other threads."""
         ...
 
-    def keep_alive(self) -> None:
-        """Called while there is nothing to do, so that waiting ranks do not give up."""
-        ...
-
 
 class Store(Protocol):
     """Checkpoints and published weights. Used by one thread at a time."""

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from schemas.events import TrainStepEvent
 from services.trainer.batcher import RevisionOrder, TurnLedger
 from services.trainer.candidates import Candidate
+from services.trainer.dead_letters import DeadLetter
 
 FORMAT = 1
 
@@ -58,6 +59,12 @@ class Progress(BaseModel):
     """Samples trained since the lineage began."""
     unannounced: list[TrainStepEvent] = []
     """Steps since the checkpoint before: their events go on the log when this checkpoint is on the disk."""
+    dead_letters: list[DeadLetter] = []
+    """What those steps read that is no sample; goes on the log in the same transaction."""
+
+    def announced(self) -> "Progress":
+        """The same, with nothing left to put on the log."""
+        return self.model_copy(update={"unannounced": [], "dead_letters": []})
 
     @property
     def next_offsets(self) -> dict[int, int]:

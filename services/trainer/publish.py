@@ -1,6 +1,6 @@
 # pyright: basic
 # Reason: torch and safetensors are untyped.
-"""Publishing: a Hugging Face directory that any engine can load, complete or absent.
+"""Publishing: a directory that any engine can load, complete or absent: Hugging Face's form, or PEFT's for adapters.
 
 Runs on any thread: it reads a snapshot, never the model. The order is: files, sync, manifest, sync, rename, sync;
 only then may the `weight-version` event be written.
@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+import orjson
 import torch
 from safetensors.torch import save_file
 
 from clawstream.durable_files import remove_directory, whole_directory
 from clawstream.errors import WeightsError
 from clawstream.weights.manifest import manifest_sha256, seal, verify
+from services.trainer.engine.adapter_weights import CONFIG_NAME, WEIGHTS_NAME, adapter_config
+from services.trainer.engine.lora import LoraSettings
 from services.trainer.engine.weights import SafetensorsDirectory
 from services.trainer.policy import PolicySnapshot
 
@@ -41,6 +44,14 @@ def export_hugging_face(snapshot: PolicySnapshot, base_directory: Path, director
     for path in sorted(base_directory.iterdir()):
         if path.is_file() and not path.name.endswith(_NOT_COPIED) and not path.name.startswith("."):
             shutil.copyfile(path, directory / path.name)
+
+
+def export_adapters(snapshot: PolicySnapshot, lora: LoraSettings, base_directory: Path, directory: Path) -> None:
+    """Writes adapters as PEFT does. Configuration and tokenizer are the base model's, and stay there."""
+    weights = {name: tensor.to(snapshot.model_dtype) for name, tensor in snapshot.weights.items()}
+    save_file(weights, directory / WEIGHTS_NAME, metadata={"format": "pt"})
+    config = orjson.dumps(adapter_config(lora, base_directory), option=orjson.OPT_INDENT_2)
+    (directory / CONFIG_NAME).write_bytes(config)
 
 
 class WeightStore:
@@ -84,7 +95,10 @@ class WeightStore:
             return self._published_before(snapshot, final, lineage, train_step_id)
         try:
             with whole_directory(final) as partial:
-                export_hugging_face(snapshot, base_directory, partial)
+                if snapshot.lora is None:
+                    export_hugging_face(snapshot, base_directory, partial)
+                else:
+                    export_adapters(snapshot, snapshot.lora, base_directory, partial)
                 seal(
                     partial,
                     policy=self._policy,

@@ -4,9 +4,14 @@
 
 The first rank broadcasts what comes next as JSON (nothing is pickled). A batch travels by its archive, which every
 rank sees on the shared file system and checks by its sha256, so all train on the same bytes.
+
+torch.distributed gives up on a broadcast that does not come in time. Whatever keeps the first rank (no samples, a slow
+disk, a broker that is away), a thread of its own tells the others to go on waiting.
 """
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +19,16 @@ import orjson
 import torch
 import torch.distributed as distributed
 
+from clawstream.errors import RankLost
 from services.trainer.batch_archive import ArchivedBatch, read_batch
 from services.trainer.checkpoint import read_checkpoint
 from services.trainer.engine import cpu_platform
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.policy import PolicySnapshot, PolicyTrainer
 from services.trainer.sample import StepResult, TrainingSample
+
+_KEEP_ALIVE_SECONDS = 30.0
+"""Far below the time after which torch.distributed gives up."""
 
 
 class RankChannel:
@@ -28,29 +37,71 @@ class RankChannel:
     def __init__(self, layout: ParallelLayout) -> None:
         self._layout = layout
 
+    @property
+    def has_others(self) -> bool:
+        """Whether there is anybody to talk to."""
+        return self._layout.world_size > 1
+
     def send(self, document: Mapping[str, Any]) -> None:
-        """On the first rank."""
-        if self._layout.world_size == 1:
+        """On the first rank. Raises RankLost when another one does not answer."""
+        if not self.has_others:
             return
         payload = torch.frombuffer(bytearray(orjson.dumps(document)), dtype=torch.uint8).to(cpu_platform.device())
-        distributed.broadcast(torch.tensor([payload.numel()], device=cpu_platform.device()), src=0)
-        distributed.broadcast(payload, src=0)
+        self._broadcast(torch.tensor([payload.numel()], device=cpu_platform.device()))
+        self._broadcast(payload)
 
     def receive(self) -> dict[str, Any]:
-        """On the others."""
+        """On the others. Raises RankLost when the first one has gone."""
         size = torch.zeros(1, dtype=torch.int64, device=cpu_platform.device())
-        distributed.broadcast(size, src=0)
+        self._broadcast(size)
         payload = torch.empty(int(size.item()), dtype=torch.uint8, device=cpu_platform.device())
-        distributed.broadcast(payload, src=0)
+        self._broadcast(payload)
         return orjson.loads(payload.cpu().numpy().tobytes())
+
+    def _broadcast(self, tensor: torch.Tensor) -> None:
+        try:
+            distributed.broadcast(tensor, src=0)
+        except RuntimeError as error:  # torch has no narrower class for a peer that went away
+            raise RankLost(
+                f"rank {self._layout.rank} of {self._layout.world_size} lost its peers: {error}; all ranks end, and "
+                "start again together from the newest checkpoint"
+            ) from error
 
 
 class RankedPolicy:
-    """`services.trainer.ports.Policy`: says to all ranks what to do, and does its own part."""
+    """`services.trainer.ports.Policy`: says to all ranks what to do, and does its own part. Used by one thread."""
 
-    def __init__(self, trainer: PolicyTrainer, channel: RankChannel) -> None:
+    def __init__(
+        self, trainer: PolicyTrainer, channel: RankChannel, *, keep_alive_seconds: float = _KEEP_ALIVE_SECONDS
+    ) -> None:
         self._trainer = trainer
         self._channel = channel
+        self._keep_alive_seconds = keep_alive_seconds
+        self._turn = threading.Lock()
+        """Held from an order to the end of its collectives: nothing may be broadcast in between."""
+        self._closed = threading.Event()
+        self._lost: RankLost | None = None
+        if channel.has_others:
+            threading.Thread(target=self._keep_alive, name="rank-keep-alive", daemon=True).start()
+
+    def _keep_alive(self) -> None:
+        while not self._closed.wait(self._keep_alive_seconds):
+            with self._turn:
+                if self._closed.is_set():
+                    return
+                try:
+                    self._channel.send({"do": "wait"})
+                except RankLost as error:  # raised by the next order, on the thread that can end the process
+                    self._lost = error
+                    return
+
+    @contextmanager
+    def _order(self, document: Mapping[str, Any]) -> Iterator[None]:
+        with self._turn:
+            if self._lost is not None:
+                raise self._lost
+            self._channel.send(document)
+            yield
 
     @property
     def num_updates(self) -> int:
@@ -60,39 +111,40 @@ class RankedPolicy:
     def vocabulary_size(self) -> int:
         return self._trainer.model.vocabulary_size
 
-    def open(self, model_directory: Path, checkpoint_directory: Path | None) -> None:
-        """Loads the model, and puts a checkpoint's state over it."""
-        directory = None if checkpoint_directory is None else str(checkpoint_directory)
-        self._channel.send({"do": "open", "model": str(model_directory), "checkpoint": directory})
-        open_policy(self._trainer, model_directory, checkpoint_directory)
+    def open(self, model_directory: Path, *, checkpoint: Path | None = None, adapters: Path | None = None) -> None:
+        """Loads the model, and puts a checkpoint's state or published adapters over it."""
+        order = {"do": "open", "model": str(model_directory)}
+        order |= {"checkpoint": str(checkpoint)} if checkpoint else {}
+        order |= {"adapters": str(adapters)} if adapters else {}
+        with self._order(order):
+            open_policy(self._trainer, order)
 
     def train_step(
         self, samples: Sequence[TrainingSample], archived: ArchivedBatch, learning_rate: float
     ) -> StepResult:
-        self._channel.send(
-            {"do": "train", "path": str(archived.path), "sha256": archived.sha256, "learning_rate": learning_rate}
-        )
-        return self._trainer.train_step(samples, learning_rate)
+        order = {"do": "train", "path": str(archived.path), "sha256": archived.sha256, "learning_rate": learning_rate}
+        with self._order(order):
+            return self._trainer.train_step(samples, learning_rate)
 
     def snapshot(self) -> PolicySnapshot:
-        self._channel.send({"do": "snapshot"})
-        snapshot = self._trainer.snapshot()
+        with self._order({"do": "snapshot"}):
+            snapshot = self._trainer.snapshot()
         assert snapshot is not None  # the first rank gets it
         return snapshot
 
-    def keep_alive(self) -> None:
-        self._channel.send({"do": "wait"})
-
     def close(self) -> None:
-        """Lets the other ranks end."""
-        self._channel.send({"do": "end"})
+        """Lets the other ranks end. Nothing can be ordered afterwards."""
+        with self._order({"do": "end"}):
+            self._closed.set()
 
 
-def open_policy(trainer: PolicyTrainer, model_directory: Path, checkpoint_directory: Path | None) -> None:
+def open_policy(trainer: PolicyTrainer, order: Mapping[str, str]) -> None:
     """One rank's part of `RankedPolicy.open`."""
-    trainer.load(model_directory)
-    if checkpoint_directory is not None:
-        read_checkpoint(checkpoint_directory).restore(trainer)
+    trainer.load(Path(order["model"]))
+    if "checkpoint" in order:
+        read_checkpoint(Path(order["checkpoint"])).restore(trainer)
+    elif "adapters" in order:
+        trainer.load_published_adapters(Path(order["adapters"]))
 
 
 def follow(trainer: PolicyTrainer, channel: RankChannel) -> None:
@@ -101,8 +153,7 @@ def follow(trainer: PolicyTrainer, channel: RankChannel) -> None:
         order = channel.receive()
         match order["do"]:
             case "open":
-                checkpoint = order["checkpoint"]
-                open_policy(trainer, Path(order["model"]), None if checkpoint is None else Path(checkpoint))
+                open_policy(trainer, order)
             case "train":
                 samples = read_batch(Path(order["path"]), order["sha256"])
                 trainer.train_step(samples, order["learning_rate"])

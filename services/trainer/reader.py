@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
-from clawstream.bus.interface import Bus, OutgoingRecord, Record, TopicPartition
-from clawstream.codec import header
+from clawstream.bus.interface import Bus, Record, TopicPartition
 from clawstream.errors import DecodeError
 from schemas.events.base import RecordReference
 from schemas.events.train_step import DroppedSample, DropReason
 from services.trainer.batcher import Batcher
 from services.trainer.candidates import Candidate, CandidateRules, read_candidate, reference
+from services.trainer.dead_letters import DeadLetter
 from services.trainer.progress import Progress, WaitingSample
 
 _MAX_RECORDS = 256
@@ -26,17 +26,18 @@ class SampleReader:
         progress: Progress,
         batcher: Batcher,
         rules: CandidateRules,
-        dead_letter: Callable[[Record, DecodeError], None],
+        dead_letter: Callable[[Record, DecodeError], DeadLetter],
         now_seconds: float,
     ) -> None:
         """Starts at the progress's positions; at the first retained record of partitions that it does not know.
 
-        `dead_letter` writes a record that is no sample to the dead-letter topic before it returns.
+        `dead_letter` makes of a record that is no sample what the dead-letter topic gets with the next step.
         """
         self._topic = topic
         self._batcher = batcher
         self._rules = rules
         self._dead_letter = dead_letter
+        self._dead_letters: list[DeadLetter] = []
         self._expected = {(sample.partition, sample.offset): sample for sample in progress.waiting}
         self._consumer = bus.reader()
         self._seen: dict[int, int] = {}
@@ -59,6 +60,11 @@ class SampleReader:
     def expected(self) -> list[WaitingSample]:
         """Samples that waited at the checkpoint and are still to be read again: a new checkpoint must hold them too."""
         return list(self._expected.values())
+
+    def take_dead_letters(self) -> list[DeadLetter]:
+        """What was read before `seen_offsets` and is no sample, since the last call."""
+        taken, self._dead_letters = self._dead_letters, []
+        return taken
 
     def poll(self, timeout_seconds: float, *, newest_published: int, now_seconds: float) -> int:
         """Takes in what is there, waiting at most so long for the first record. Returns how many were read."""
@@ -95,7 +101,8 @@ class SampleReader:
         try:
             found = read_candidate(record, self._rules, newest_published=newest_published)
         except DecodeError as error:
-            self._dead_letter(record, error)
+            self._dead_letters.append(self._dead_letter(record, error))
+            self._batcher.dead_letter(len(record.value), now_seconds)
             return
         if isinstance(found, Candidate):
             self._batcher.add(found, now_seconds)
@@ -119,19 +126,3 @@ class SampleReader:
                 ),
                 now_seconds,
             )
-
-
-def dead_letter_record(record: Record, error: DecodeError, *, topic: str, process: str, now_iso: str) -> OutgoingRecord:
-    """The record for the dead-letter topic: original key, value and headers, and where and why."""
-    added = {
-        "dlq.topic": record.topic,
-        "dlq.partition": str(record.partition),
-        "dlq.offset": str(record.offset),
-        "dlq.error.type": type(error).__name__,
-        "dlq.error.message": str(error)[:512],
-        "dlq.process": process,
-        "dlq.time": now_iso,
-        "dlq.event": header(record.headers, "ce_type") or "",
-    }
-    headers = (*record.headers, *((name, value.encode()) for name, value in added.items()))
-    return OutgoingRecord(topic=topic, key=record.key or b"", value=record.value, headers=headers)

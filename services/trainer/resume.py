@@ -29,7 +29,7 @@ def resumed_progress(checkpoint: Progress, history: History, versions_on_disk: S
     progress = checkpoint.model_copy(update={"newest_version": newest})
     if history.is_ahead_of(checkpoint.lineage, checkpoint.step, checkpoint.newest_version):
         lineage = ids.derive("lineage", checkpoint.lineage, checkpoint.step, newest)
-        return progress.model_copy(update={"lineage": lineage, "unannounced": []})
+        return progress.announced().model_copy(update={"lineage": lineage})
     published = history.versions.get(checkpoint.weight_version)
     makers = [event for event in checkpoint.unannounced if event.weight_version == checkpoint.weight_version]
     if makers and published is not None and published.train_step_id != makers[-1].train_step_id:

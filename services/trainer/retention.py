@@ -1,12 +1,16 @@
-"""Removes published versions that no engine may still load. The tombstone goes first: a gate never meets a torn one."""
+"""Removes published versions that no engine may still load. The tombstone goes first: a gate never meets a torn one.
 
-from clawstream.bus.interface import Bus, Consumer, TopicPartition
+What engines serve and load is read from `weights-applied`, what they are to serve from the pointer on `weights`: after
+a rollback it names an old version, whether or not an engine has said so yet.
+"""
+
+from clawstream.bus.interface import Bus, Consumer, Record, TopicPartition
 from clawstream.clock import Clock
 from clawstream.codec import decode
 from clawstream.errors import BrokerUnavailable, BusError, DecodeError
 from clawstream.log import Logger
 from clawstream.weights.retention import deletable
-from schemas.events import WeightsAppliedEvent
+from schemas.events import WeightPointerEvent, WeightsAppliedEvent
 from services.trainer.announcer import Announcer
 from services.trainer.events import EventRecords
 from services.trainer.ports import Store
@@ -17,7 +21,7 @@ _MAX_SILENT_POLLS = 50
 
 
 class ArtefactRetention:
-    """Follows `weights-applied`, and sweeps after each publication. Used by one thread at a time."""
+    """Follows `weights-applied` and the pointer, and sweeps after each publication. Used by one thread at a time."""
 
     def __init__(
         self,
@@ -33,7 +37,7 @@ class ArtefactRetention:
         logger: Logger,
     ) -> None:
         self._bus = bus
-        self._partition = TopicPartition(applied_topic, 0)
+        self._partitions = [TopicPartition(applied_topic, 0), TopicPartition(records.weights_topic, 0)]
         self._policy = policy
         self._keep = keep
         self._store = store
@@ -43,17 +47,19 @@ class ArtefactRetention:
         self._logger = logger
         self._reader: Consumer | None = None
         self._engines: dict[str, WeightsAppliedEvent] = {}
+        self._pointer_version: int | None = None
 
     def sweep(self, *, newest_version: int, base_version: int | None) -> None:
         """Removes what may go. A log that cannot be read, or heartbeats that say too little, keep everything."""
         try:
             self._follow()
         except BusError as error:
-            self._logger.warning("no version is removed: weights-applied cannot be read", error=str(error))
+            self._logger.warning("no version is removed: weights-applied or weights cannot be read", error=str(error))
             return
         now = self._clock.now()
         alive = [event for event in self._engines.values() if event.expires_at > now]
-        in_flight = {0, newest_version, *([] if base_version is None else [base_version])}
+        in_flight = {0, newest_version}
+        in_flight.update(version for version in (base_version, self._pointer_version) if version is not None)
         in_flight.update(event.target_version for event in alive if event.target_version is not None)
         # An engine that does not answer was brought to a version before, and is sent to the pointer's when it is back.
         serving = {event.engine: event.weight_version for event in alive if event.state != "unreachable"}
@@ -65,24 +71,30 @@ class ArtefactRetention:
     def _follow(self) -> None:
         if self._reader is None:
             self._reader = self._bus.reader()
-            self._reader.assign({self._partition: self._reader.watermarks(self._partition)[0]})
-        _, end = self._reader.watermarks(self._partition)
+            self._reader.assign({partition: self._reader.watermarks(partition)[0] for partition in self._partitions})
+        reader = self._reader
+        ends = {partition: reader.watermarks(partition)[1] for partition in self._partitions}
         silent_polls = 0
-        while (self._reader.position(self._partition) or 0) < end:
-            records = self._reader.consume(_MAX_RECORDS, _WAIT_SECONDS)
+        while behind := [partition for partition, end in ends.items() if (reader.position(partition) or 0) < end]:
+            records = reader.consume(_MAX_RECORDS, _WAIT_SECONDS)
             silent_polls = 0 if records else silent_polls + 1
             if silent_polls > _MAX_SILENT_POLLS:
-                raise BrokerUnavailable(f"{self._partition} could not be read up to {end}")
+                raise BrokerUnavailable(f"{behind[0]} could not be read up to {ends[behind[0]]}")
             for record in records:
-                if record.value is None:
-                    continue
-                try:
-                    event = decode(record)
-                except DecodeError as error:
-                    self._logger.error("a heartbeat was skipped", error=str(error))
-                    continue
-                if isinstance(event, WeightsAppliedEvent) and event.policy == self._policy:
-                    self._engines[event.engine] = event
+                self._apply(record)
+
+    def _apply(self, record: Record) -> None:
+        if record.value is None:
+            return
+        try:
+            event = decode(record)
+        except DecodeError as error:
+            self._logger.error("a record was skipped while looking for versions in use", error=str(error))
+            return
+        if isinstance(event, WeightsAppliedEvent) and event.policy == self._policy:
+            self._engines[event.engine] = event
+        elif isinstance(event, WeightPointerEvent) and event.policy == self._policy:
+            self._pointer_version = event.weight_version
 
     def close(self) -> None:
         """Releases the client."""

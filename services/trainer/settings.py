@@ -46,6 +46,19 @@ class AlgorithmSection(Section):
     """Its keyword arguments."""
 
 
+class LoraSection(Section):
+    """Low-rank adapters: only they are trained, checkpointed and published."""
+
+    rank: int = Field(default=16, ge=1)
+    """Rank of the adapters."""
+    alpha: float = Field(default=32.0, gt=0)
+    """They are scaled by alpha / rank."""
+    modules: list[Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]] = Field(
+        default=["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"], min_length=1
+    )
+    """What has adapters, by Megatron's names: queries, keys and values; attention output; gate and up; down."""
+
+
 class TrainerSettings(ServiceSettings):
     """One trainer: a process, or the ranks that torchrun starts."""
 
@@ -57,6 +70,11 @@ class TrainerSettings(ServiceSettings):
     """Shards of one model copy; the number of processes must be a multiple."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What the model computes in, and what is published."""
+    lora: LoraSection | None = None
+    """Train adapters on a frozen model; null trains the whole model. Versions are then adapters in PEFT's form, which
+    the CPU engine merges with the model that it was started with: that must be `model`."""
+    recompute_activations: bool = False
+    """Layers run a second time in the backward pass instead of keeping what is inside them: less memory, slower."""
     seed: int = 0
     """Of torch's generators."""
     threads: int = Field(default=0, ge=0)

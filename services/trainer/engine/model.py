@@ -20,16 +20,32 @@ from transformers import PretrainedConfig
 
 from services.trainer.engine import cpu_platform
 from services.trainer.engine.bridge import build_bridge
+from services.trainer.engine.lora import LoraSettings, add_adapters
 from services.trainer.engine.packed_attention import PackedSelfAttention
+from services.trainer.engine.parallel import ParallelLayout
+from services.trainer.engine.recompute import RecomputedLayer
 from services.trainer.packing import PackedRow
 
 
 class PolicyModel:
     """The policy's network on this rank, with its bridge to Hugging Face's format."""
 
-    def __init__(self, config: PretrainedConfig, *, dtype: torch.dtype = torch.float32, tensor_parallel_size: int = 1):
-        """Parameters are random: load weights before use. Raises SettingsError for a layout that cannot be."""
-        transformer_engine = cpu_platform.has_gpu() and find_spec("transformer_engine") is not None
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        *,
+        dtype: torch.dtype = torch.float32,
+        tensor_parallel_size: int = 1,
+        fused_norms: bool = True,
+        recompute_activations: bool = False,
+    ) -> None:
+        """Parameters are random: load weights before use. Raises SettingsError for a layout that cannot be.
+
+        Without `fused_norms` Transformer Engine is not used: its linear layers hide what LoRA needs, the normed input.
+        """
+        transformer_engine = fused_norms and cpu_platform.has_gpu() and find_spec("transformer_engine") is not None
+        self.adapters: dict[str, torch.nn.Parameter] = {}
+        """LoRA's parameters by name; when there are any, they alone are trained."""
         self.hugging_face_config = config
         self.vocabulary_size: int = config.vocab_size
         self.bridge = build_bridge(
@@ -41,6 +57,8 @@ class PolicyModel:
         else:
             layer_spec = get_gpt_layer_local_spec(qk_layernorm=qk_norm, normalization="RMSNorm")
             layer_spec.submodules.self_attention.submodules.core_attention = PackedSelfAttention
+        if recompute_activations:
+            layer_spec.module = RecomputedLayer
         arguments = self.bridge._get_gptmodel_args() | {"vocab_size": self.bridge.padded_vocab_size}
         self.network = GPTModel(
             config=self.bridge.config,
@@ -51,9 +69,17 @@ class PolicyModel:
         for parameter in self.network.parameters():
             tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
 
+    def add_adapters(self, settings: LoraSettings, layout: ParallelLayout, seed: int) -> None:
+        """From here on adapters are trained, and nothing else."""
+        self.adapters = add_adapters(self.network, settings, layout, seed)
+
     def named_parameters(self) -> dict[str, torch.nn.Parameter]:
-        """This rank's shard of every parameter, by Megatron's name."""
-        return dict(self.network.named_parameters())
+        """This rank's shard of every parameter of the model itself, by Megatron's name."""
+        return {name: each for name, each in self.network.named_parameters() if name not in self.adapters}
+
+    def trained_parameters(self) -> dict[str, torch.nn.Parameter]:
+        """This rank's shard of every parameter that is trained, by name."""
+        return self.adapters or self.named_parameters()
 
     def logits(self, row: PackedRow) -> torch.Tensor:
         """Logits at `row.logit_positions` only: prompts need none, which saves most of the output layer.

@@ -21,13 +21,13 @@ from services.trainer.engine.parallel import ParallelLayout
 
 ReadTensor = Callable[[str], torch.Tensor]
 """Gives the whole tensor of a Hugging Face name."""
+PutTensor = Callable[[str, torch.Tensor], object]
+"""Takes what belongs to a parameter of this rank, by Megatron's name and in its shape."""
 
 
 @torch.no_grad()
-def load_shards(
-    model: PolicyModel, layout: ParallelLayout, read: ReadTensor, targets: Mapping[str, torch.Tensor]
-) -> None:
-    """Fills `targets` (by Megatron's parameter name, shaped like that parameter) from whole tensors.
+def load_shards(model: PolicyModel, layout: ParallelLayout, read: ReadTensor, put: PutTensor) -> None:
+    """Hands every parameter's shard of whole tensors to `put`.
 
     Raises WeightsError when a tensor is missing or has another shape than the model's configuration says.
     """
@@ -45,7 +45,7 @@ def load_shards(
             raise WeightsError(
                 f"{hugging_face_names} give {tuple(shard.shape)}, but the model needs {tuple(parameter.shape)} ({name})"
             )
-        targets[name].copy_(shard)
+        put(name, shard)
 
 
 @torch.no_grad()
@@ -74,8 +74,10 @@ def load_hugging_face(model: PolicyModel, layout: ParallelLayout, directory: Pat
 
     Raises WeightsError naming the file or tensor that is missing or does not fit.
     """
-    targets = {name: parameter.data for name, parameter in model.named_parameters().items()}
-    load_shards(model, layout, SafetensorsDirectory(directory).read, targets)
+    parameters = model.named_parameters()
+    load_shards(
+        model, layout, SafetensorsDirectory(directory).read, lambda name, shard: parameters[name].data.copy_(shard)
+    )
 
 
 class SafetensorsDirectory:

@@ -40,7 +40,28 @@ def every_process_loads(file: Path) -> set[Service]:
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.toml")), ids=lambda file: file.name)
 def test_example_files_load(file: Path) -> None:
-    assert every_process_loads(file) >= MODELS.keys()
+    engines = {Service.ENGINE, Service.COMMAND}  # on a GPU it is SGLang, which is a command
+    found = every_process_loads(file)
+    assert found >= MODELS.keys() - engines
+    assert found & engines
+
+
+def test_sglang_on_one_gpu_leaves_the_trainer_room() -> None:
+    """Each engine's address is where its command listens, and their shares of the memory leave more than half."""
+    file = EXAMPLES / "one_gpu.toml"
+    commands = {p.name: p for p in load_system_settings(file, {}).processes if p.service is Service.COMMAND}
+    shares, ports = [], {}
+    for name, process in commands.items():
+        options = dict(zip(process.command, process.command[1:], strict=False))
+        shares.append(float(options["--mem-fraction-static"]))
+        ports[name] = f"http://127.0.0.1:{options['--port']}"
+        assert process.ready is not None
+        assert process.ready.url == f"{ports[name]}/health"
+    assert sum(shares) < 0.5
+    gateway = load_settings(GatewaySettings, section="gateway", file=file, process="gateway", environment={})
+    judge = load_settings(JudgeSettings, section="judge", file=file, process="judge", environment={})
+    assert [engine.url for engine in gateway.engines] == [ports["engine-policy"]]
+    assert list(judge.model.urls) == [ports["engine-judge"]]
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)

@@ -65,7 +65,6 @@ class FakePolicy:
         self.num_updates = snapshot.num_updates if snapshot else 0
         self.learning_rates: list[float] = []
         self.answer: Callable[[Sequence[TrainingSample]], StepResult] | None = None
-        self.kept_alive = 0
 
     def train_step(
         self, samples: Sequence[TrainingSample], archived: ArchivedBatch, learning_rate: float
@@ -84,9 +83,6 @@ class FakePolicy:
     def snapshot(self) -> FakeSnapshot:
         self._faults.at("snapshot")
         return FakeSnapshot(tuple(self.weights), self.num_updates)
-
-    def keep_alive(self) -> None:
-        self.kept_alive += 1
 
 
 def statistics(samples: Sequence[TrainingSample]) -> dict[str, SampleStatistics]:

@@ -5,7 +5,10 @@ Arguments: the directory of tiny models (one folder per architecture), the direc
 
 import json
 import sys
+import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,12 +17,16 @@ from safetensors.torch import save_file
 
 from services.trainer.algorithms.binary import Binary
 from services.trainer.checkpoint import CheckpointStore
+from services.trainer.engine.lora import LoraSettings
+from services.trainer.engine.optimizer import MOMENTS
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.policy import PolicyTrainer
+from services.trainer.ranks import RankChannel, RankedPolicy, follow
 from services.trainer.sample import StepResult, TrainingSample, UnchangedReason
 from tests.unit.trainer.tiny_models import ARCHITECTURES, random_samples
 
 RATE = 1e-3
+LORA = LoraSettings(rank=3, alpha=12.0)
 REWARDS = [1.0, -1.0, 0.0, 1.0, -1.0]
 
 
@@ -27,11 +34,20 @@ def samples() -> list[TrainingSample]:
     return random_samples(REWARDS)
 
 
-def run(layout: ParallelLayout, models: Path, out: Path, architecture: str, tokens_per_micro_batch: int) -> None:
-    """Scores, one step, the state after it; all as seen from rank 0."""
-    policy = PolicyTrainer(layout, Binary(), tokens_per_micro_batch=tokens_per_micro_batch)
+def run(
+    layout: ParallelLayout,
+    models: Path,
+    out: Path,
+    architecture: str,
+    tokens_per_micro_batch: int,
+    **options: Any,
+) -> None:
+    """Scores, steps, the state after them; all as seen from rank 0."""
+    policy = PolicyTrainer(layout, Binary(), tokens_per_micro_batch=tokens_per_micro_batch, **options)
     policy.load(models / architecture)
     scores = policy.score(samples())
+    if "lora" in options:  # B starts as 0, and so does the gradient of A
+        policy.train_step(samples(), RATE)
     result = policy.train_step(samples(), RATE)
     snapshot = policy.snapshot()
     assert (snapshot is None) == (layout.rank != 0)
@@ -59,14 +75,59 @@ def main(models: Path, out: Path) -> None:
     layout = ParallelLayout.start(tensor_parallel_size=2)
     for architecture in ARCHITECTURES:
         run(layout, models, out / "tensor" / architecture, architecture, tokens_per_micro_batch=40)
-    resume_on_the_other_layout(layout, models, out / "checkpoints")
+    for architecture in ("qwen2", "qwen3"):
+        run(layout, models, out / "tensor-lora" / architecture, architecture, tokens_per_micro_batch=40, lora=LORA)
+    resume_on_the_other_layout(layout, models, out / "tensor-checkpoints")
     parallel_state.destroy_model_parallel()
 
     layout = ParallelLayout.start(tensor_parallel_size=1)
     assert (layout.data_size, layout.data_rank) == (2, layout.rank)
     run(layout, models, out / "data" / "qwen3", "qwen3", tokens_per_micro_batch=20)
+    run(layout, models, out / "data-bfloat16" / "qwen3", "qwen3", tokens_per_micro_batch=20, dtype=torch.bfloat16)
+    run(layout, models, out / "data-lora" / "qwen3", "qwen3", tokens_per_micro_batch=20, lora=LORA)
+    resume_on_the_other_layout(layout, models, out / "data-checkpoints")
     one_sample_on_two_copies(layout, models)
+    each_copy_holds_half_of_the_optimizer(layout, models)
+    the_first_rank_keeps_the_others_waiting(layout, models)
     layout.stop()
+
+
+class RecordingChannel(RankChannel):
+    """Remembers what it carried."""
+
+    def __init__(self, layout: ParallelLayout) -> None:
+        super().__init__(layout)
+        self.orders: list[str] = []
+        self.kept_alive = threading.Event()
+
+    def send(self, document: Mapping[str, Any]) -> None:
+        super().send(document)
+        self.orders.append(document["do"])
+        if self.orders.count("wait") >= 5:
+            self.kept_alive.set()
+
+    def receive(self) -> dict[str, Any]:
+        document = super().receive()
+        self.orders.append(document["do"])
+        return document
+
+
+def the_first_rank_keeps_the_others_waiting(layout: ParallelLayout, models: Path) -> None:
+    """Its main thread does something else for as long as five signs of life; orders go on to be carried out whole."""
+    channel = RecordingChannel(layout)
+    trainer = PolicyTrainer(layout, Binary())
+    if layout.rank == 0:
+        policy = RankedPolicy(trainer, channel, keep_alive_seconds=0.01)
+        policy.open(models / "qwen3")
+        assert channel.kept_alive.wait(60.0)
+        for _ in range(3):
+            assert policy.snapshot().num_updates == 0
+        policy.close()
+    else:
+        follow(trainer, channel)
+        assert trainer.optimizer.num_updates == 0
+    assert channel.orders.count("wait") >= 5
+    assert [order for order in channel.orders if order != "wait"] == ["open", *["snapshot"] * 3, "end"]
 
 
 def resume_on_the_other_layout(layout: ParallelLayout, models: Path, root: Path) -> None:
@@ -92,6 +153,20 @@ def one_sample_on_two_copies(layout: ParallelLayout, models: Path) -> None:
     for name, parameter in policy.model.named_parameters().items():
         largest = layout.max_over_data_ranks(parameter.detach().clone())
         assert torch.equal(largest, parameter), f"{name} differs between the copies"
+
+
+def each_copy_holds_half_of_the_optimizer(layout: ParallelLayout, models: Path) -> None:
+    """What distributing it is for."""
+    policy = PolicyTrainer(layout, Binary(), dtype=torch.bfloat16)
+    policy.load(models / "qwen3")
+    num_parameters = sum(parameter.numel() for parameter in policy.model.named_parameters().values())
+    adam = policy.optimizer._adam  # pyright: ignore[reportPrivateUsage] - memory shows nowhere else
+    held = sum(main.numel() for group in adam.param_groups for main in group["params"])
+    assert num_parameters / 2 <= held < 0.6 * num_parameters
+    for state in adam.state.values():
+        assert {state[moment].numel() for moment in MOMENTS} <= {
+            main.numel() for group in adam.param_groups for main in group["params"]
+        }
 
 
 if __name__ == "__main__":

@@ -67,6 +67,24 @@ def test_closes_on_count_with_the_oldest_and_keeps_the_rest() -> None:
     assert batcher.closes(0.0) is None
 
 
+def test_dead_letters_close_a_batch_by_number_by_bytes_and_by_age() -> None:
+    rules = BatchRules(
+        batch_size=3, max_batch_age_seconds=60.0, max_age_versions=4, max_drops=2, max_dead_letter_bytes=100
+    )
+    for sizes, now_seconds, closed_by in (
+        ([1], 59.0, None),
+        ([1], 60.0, "age"),
+        ([1, 1], 0.0, "drops"),
+        ([100], 0.0, "drops"),
+    ):
+        batcher = new_batcher(rules)
+        for size_bytes in sizes:
+            batcher.dead_letter(size_bytes, 0.0)
+        assert batcher.closes(now_seconds) == closed_by
+        close(batcher)
+        assert batcher.closes(100.0) is None
+
+
 def test_closes_on_the_age_of_the_oldest() -> None:
     batcher = new_batcher()
     assert batcher.closes(1e9) is None

@@ -17,13 +17,14 @@ from services.trainer.checkpoint import CheckpointStore
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.policy import PolicySnapshot, PolicyTrainer
 from services.trainer.sample import StepResult
-from tests.unit.trainer.parallel_worker import RATE, REWARDS, samples
+from tests.unit.trainer.parallel_worker import LORA, RATE, REWARDS, samples
 from tests.unit.trainer.tiny_models import ARCHITECTURES, random_samples
 
 pytestmark = pytest.mark.slow
 
 NewPolicy = Callable[..., PolicyTrainer]
 LAYOUTS = [*(("tensor", architecture) for architecture in ARCHITECTURES), ("data", "qwen3")]
+OPTIONS = [("data-bfloat16", "qwen3"), ("tensor-lora", "qwen2"), ("tensor-lora", "qwen3"), ("data-lora", "qwen3")]
 
 
 def snapshot(policy: PolicyTrainer) -> PolicySnapshot:
@@ -43,7 +44,8 @@ def two_processes(
     policy = PolicyTrainer(layout, Binary())
     policy.load(models / "qwen3")
     policy.train_step(samples(), RATE)
-    CheckpointStore(out / "checkpoints").save(snapshot(policy), {}, step=1)
+    for kind in ("tensor", "data"):
+        CheckpointStore(out / f"{kind}-checkpoints").save(snapshot(policy), {}, step=1)
     worker = Path(__file__).with_name("parallel_worker.py")
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(worker)]
     root = str(Path(__file__).parents[3])
@@ -59,9 +61,13 @@ def two_processes(
     return out
 
 
-def one_process(new_policy: NewPolicy, architecture: str) -> tuple[list[torch.Tensor], StepResult, PolicySnapshot]:
-    policy = new_policy(architecture)
+def one_process(
+    new_policy: NewPolicy, architecture: str, **options: object
+) -> tuple[list[torch.Tensor], StepResult, PolicySnapshot]:
+    policy = new_policy(architecture, **options)
     scores = [torch.as_tensor(score) for score in policy.score(samples())]
+    if "lora" in options:
+        policy.train_step(samples(), RATE)
     result = policy.train_step(samples(), RATE)
     return scores, result, snapshot(policy)
 
@@ -75,11 +81,17 @@ def test_log_probs_are_the_same(kind: str, architecture: str, two_processes: Pat
         torch.testing.assert_close(found[str(index)], score, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(("kind", "architecture"), LAYOUTS)
+@pytest.mark.parametrize(("kind", "architecture"), [*LAYOUTS, *OPTIONS])
 def test_gradients_and_weights_after_a_step_are_the_same(
     kind: str, architecture: str, two_processes: Path, new_policy: NewPolicy
 ) -> None:
-    _, result, expected = one_process(new_policy, architecture)
+    # bf16 rounds a micro-batch's gradients, so there both must cut the batch the same.
+    options: dict[str, object] = {}
+    if kind == "data-bfloat16":
+        options = {"dtype": torch.bfloat16, "tokens_per_micro_batch": 20}
+    elif kind.endswith("-lora"):
+        options = {"lora": LORA}
+    _, result, expected = one_process(new_policy, architecture, **options)
     directory = two_processes / kind / architecture
     found = json.loads((directory / "result.json").read_text())
     for name in ("loss", "gradient_norm", "entropy_mean", "active_tokens", "effective_sample_share", "shift_max_abs"):
@@ -96,11 +108,12 @@ def test_gradients_and_weights_after_a_step_are_the_same(
         assert (weights[name] - tensor).abs().mean() < 1e-3 * RATE, name
 
 
-def test_a_checkpoint_of_one_process_continues_on_two(two_processes: Path, new_policy: NewPolicy) -> None:
+@pytest.mark.parametrize("kind", ["tensor", "data"])
+def test_a_checkpoint_of_one_process_continues_on_two(kind: str, two_processes: Path, new_policy: NewPolicy) -> None:
     policy = new_policy("qwen3")
     policy.train_step(samples(), RATE)
     policy.train_step(random_samples(REWARDS, seed=1), RATE)
-    checkpoint = CheckpointStore(two_processes / "checkpoints").latest_good()
+    checkpoint = CheckpointStore(two_processes / f"{kind}-checkpoints").latest_good()
     assert checkpoint is not None
     assert (checkpoint.step, checkpoint.num_updates) == (2, 2)
     resumed = new_policy("qwen3")

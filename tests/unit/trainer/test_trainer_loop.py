@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from clawstream import topics
+from clawstream import ids, topics
 from clawstream.bus.interface import OutgoingRecord, TopicPartition
 from clawstream.bus.memory import MemoryBus
 from clawstream.clock import ManualClock
@@ -112,6 +112,20 @@ class World:
 
     def put(self, *events: SampleEvent) -> None:
         write(self.bus, *(sample_record(event, NAMESPACE) for event in events))
+
+    def heartbeat(self, version: int | None, state: EngineState = EngineState.READY, target: int | None = None) -> None:
+        event = WeightsAppliedEvent(
+            policy="default",
+            engine="engine-0",
+            state=state,
+            weight_version=version,
+            target_version=target,
+            gate_owner="gateway-0",
+            observed_at=self.clock.now(),
+            expires_at=self.clock.now() + timedelta(days=1),
+        )
+        topic = f"{NAMESPACE}.{topics.WEIGHTS_APPLIED}"
+        write(self.bus, encode(event, topic=topic, key="engine-0", event_id="beat", source="gateway/gateway-0"))
 
     def steps(self) -> list[TrainStepEvent]:
         found = [decode(record) for record in read_all(self.bus, TRAIN_STEPS)]
@@ -259,6 +273,40 @@ def test_what_is_no_sample_goes_to_the_dead_letter_topic_as_it_was() -> None:
     assert [sample.turn_id for step in world.steps() for sample in step.samples] == ["good"]
 
 
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("point", POINTS)
+def test_a_crash_at_any_point_leaves_every_dead_letter_once(point: str, nth: int, every: int) -> None:
+    world = World(checkpoint_every_steps=every)
+    headers = sample_record(make_sample("any"), NAMESPACE).headers
+    junk = [f"junk-{number}".encode() for number in range(6)]
+    for number, key in enumerate(junk):
+        write(world.bus, OutgoingRecord(SAMPLES, key, b"not json", headers, partition=number % PARTITIONS))
+        world.put(make_sample(f"turn-{number}", session_id=f"s{number}"))
+    world.faults.arm(point, nth)
+    settle_through_crashes(world)
+    world.settings = world.settings.model_copy(update={"checkpoint_every_steps": 1})
+    world.put(make_sample("last"))
+    settle_through_crashes(world)
+    dead = read_all(world.bus, f"{NAMESPACE}.{topics.TRAINER_DLQ}")
+    assert Counter(record.key for record in dead) == Counter(junk)
+    for record in dead:
+        partition, offset = header(record.headers, "dlq.partition"), header(record.headers, "dlq.offset")
+        assert header(record.headers, "dlq.id") == ids.derive("dead-letter", SAMPLES, str(partition), str(offset))
+        assert record.value == b"not json"
+
+
+def test_dead_letters_alone_make_a_step_that_announces_them() -> None:
+    world = World()
+    write(world.bus, OutgoingRecord(SAMPLES, b"junk", b"not json", partition=0))
+    settle(world.start(), world)
+    (step,) = world.steps()
+    assert (step.samples, step.drops, step.closed_by) == ([], [], "age")
+    assert step.next_offsets["0"] == 1
+    (dead,) = read_all(world.bus, f"{NAMESPACE}.{topics.TRAINER_DLQ}")
+    assert dead.key == b"junk"
+
+
 def test_a_later_revision_of_a_trained_turn_is_listed_and_not_trained() -> None:
     world = World()
     world.put(make_sample("a"), make_sample("b"))
@@ -398,36 +446,43 @@ def test_a_new_run_never_reuses_the_numbers_of_a_lost_one() -> None:
 def test_old_versions_go_only_when_no_engine_may_load_them() -> None:
     world = World(batch_size=1, max_age_versions=None)
 
-    def heartbeat(version: int | None, state: EngineState = EngineState.READY, target: int | None = None) -> None:
-        event = WeightsAppliedEvent(
-            policy="default",
-            engine="engine-0",
-            state=state,
-            weight_version=version,
-            target_version=target,
-            gate_owner="gateway-0",
-            observed_at=world.clock.now(),
-            expires_at=world.clock.now() + timedelta(days=1),
-        )
-        topic = f"{NAMESPACE}.{topics.WEIGHTS_APPLIED}"
-        write(world.bus, encode(event, topic=topic, key="engine-0", event_id="beat", source="gateway/gateway-0"))
-
     def train(turn: str) -> None:
         world.put(make_sample(turn))
         settle(loop, world)
 
     loop = world.start()
-    heartbeat(1)
+    world.heartbeat(1)
     for number in range(4):
         train(f"turn-{number}")
     assert world.disk.deleted == [2], "0 is the base, 1 is served, 3 is the newest's base, 4 the newest"
-    heartbeat(None, EngineState.UPDATING, target=4)
+    world.heartbeat(None, EngineState.UPDATING, target=4)
     train("turn-4")
     assert world.disk.deleted == [2], "an engine on an unknown version may be sent back to any"
-    heartbeat(5)
+    world.heartbeat(5)
     train("turn-5")
     assert world.disk.deleted == [2, 1, 3, 4]
     assert world.tombstones() == ["default/2", "default/1", "default/3", "default/4"]
+
+
+def test_the_version_that_the_pointer_names_stays_when_its_engines_are_gone() -> None:
+    world = World(batch_size=1, max_age_versions=None)
+    loop = world.start()
+    world.heartbeat(1)
+    for number in range(4):
+        world.put(make_sample(f"turn-{number}"))
+        settle(loop, world)
+    assert world.disk.deleted == [2]
+    rolled_back = WeightPointerEvent(
+        policy="default", weight_version=1, reason="rolled back", pointed_at=world.clock.now()
+    )
+    write(world.bus, encode(rolled_back, topic=WEIGHTS, key="default", event_id="back", source="cli"))
+    world.clock.advance(timedelta(days=2).total_seconds())  # the heartbeat expires
+    world.put(make_sample("neutral", reward=0.0))  # a step that publishes nothing sweeps too
+    settle(loop, world)
+    assert world.disk.deleted == [2]
+    world.put(make_sample("turn-4"))
+    settle(loop, world)
+    assert world.disk.deleted == [2, 1, 3], "the pointer has moved on"
 
 
 def test_stopping_announces_the_steps_since_the_last_checkpoint() -> None:
