@@ -91,5 +91,6 @@ def hint_of_token(counts: npt.NDArray[np.int64], selection: OptimalSelection) ->
     """[tokens]: index of the hint for each token. `counts` is [hints, tokens]; of equal hints the first wins."""
     tokens = counts.shape[1]
     if selection is OptimalSelection.TOKEN:
-        return counts.argmax(axis=0).astype(np.int32)
-    return np.full(tokens, counts.sum(axis=1).argmax(), dtype=np.int32)
+        best: Ids = np.argmax(counts, axis=0).astype(np.int32)
+        return best
+    return np.full(tokens, int(np.argmax(np.sum(counts, axis=1))), dtype=np.int32)
