@@ -15,7 +15,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -91,6 +91,5 @@ def hint_of_token(counts: npt.NDArray[np.int64], selection: OptimalSelection) ->
     """[tokens]: index of the hint for each token. `counts` is [hints, tokens]; of equal hints the first wins."""
     tokens = counts.shape[1]
     if selection is OptimalSelection.TOKEN:
-        best: Ids = np.argmax(counts, axis=0).astype(np.int32)
-        return best
+        return cast("Ids", counts.argmax(axis=0).astype(np.int32))
     return np.full(tokens, int(np.argmax(np.sum(counts, axis=1))), dtype=np.int32)
