@@ -89,7 +89,7 @@ def overlap(student_top: Ids, teacher_top: Ids) -> npt.NDArray[np.int64]:
 
 def hint_of_token(counts: npt.NDArray[np.int64], selection: OptimalSelection) -> Ids:
     """[tokens]: index of the hint for each token. `counts` is [hints, tokens]; of equal hints the first wins."""
-    tokens = counts.shape[1]
     if selection is OptimalSelection.TOKEN:
         return cast("Ids", counts.argmax(axis=0).astype(np.int32))
-    return np.full(tokens, int(np.argmax(np.sum(counts, axis=1))), dtype=np.int32)
+    best = int(counts.sum(axis=1).argmax())
+    return cast("Ids", np.full(counts.shape[1], best, dtype=np.int32))
