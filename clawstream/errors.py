@@ -5,6 +5,7 @@
     ├── MissingDependencyError   a program or package that is needed is not installed
     ├── ContractError            data breaks a contract
     │   ├── DecodeError          a record cannot be decoded (goes to the dead-letter topic)
+    │   │   └── UntrainableSample  a sample whose numbers cannot be trained on: the same
     │   ├── BlobError            a content-addressed blob is missing or has another checksum
     │   ├── MissingTurn          a score's turn is not where the score says
     │   └── TopicDefinitionError a topic on the broker differs from its YAML file
@@ -59,6 +60,11 @@ class ContractError(ClawstreamError, ValueError):
 
 class DecodeError(ContractError):
     """A record cannot be decoded: not JSON, an unknown event type, or a schema violation. Never retried."""
+
+
+class UntrainableSample(DecodeError):  # noqa: N818
+    """A sample that no trainer can use: lengths that disagree, numbers that are not finite, tokens without a known
+    weight version, or more tokens than fit. Names the sample and all lengths."""
 
 
 class BlobError(ContractError):

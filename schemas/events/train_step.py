@@ -21,7 +21,8 @@ class DropReason(StrEnum):
     FUTURE_VERSION = "future_version"
     """Claims a version that was never published."""
     ZERO_ADVANTAGE = "zero_advantage"
-    """A neutral reward and no teacher: nothing to learn. Trained ids do not hold it."""
+    """A neutral reward, or the same as all others of its group, and no teacher: nothing to learn. Trained ids do not
+    hold it."""
     TOO_LONG = "too_long"
     """Prompt and response exceed the token budget."""
     NON_FINITE = "non_finite"
@@ -30,6 +31,8 @@ class DropReason(StrEnum):
     """Belongs to another policy."""
     OTHER_TOKENIZER = "other_tokenizer"
     """Was made with another vocabulary or chat template."""
+    NO_COMPONENT = "no_component"
+    """The loss learns nothing from what the sample carries, for example a hint alone under `binary`."""
     TOMBSTONE = "tombstone"
     """The sample was removed before it was trained."""
 
@@ -50,7 +53,13 @@ class TrainedSample(Part):
     reward: float | None = None
     """RL reward, if any."""
     response_tokens: int = Field(ge=0)
-    """Number of trained tokens."""
+    """Number of tokens of the answer."""
+    advantage: float | None = None
+    """What the RL component made of the reward; null without one."""
+    stale_tokens: int = Field(default=0, ge=0)
+    """Tokens that were left out because their weights were too old."""
+    has_teacher: bool = False
+    """Whether it had a part in distillation."""
 
 
 class DroppedSample(Part):

@@ -94,6 +94,8 @@ def run(settings: TrainerSettings, stop: threading.Event, logger: Logger) -> Non
         recompute_activations=settings.recompute_activations,
         lora=lora_settings(settings),
         seed=settings.seed,
+        updates_per_batch=settings.updates_per_batch,
+        reference_directory=settings.model,
     )
     channel = RankChannel(layout)
     try:

@@ -9,9 +9,11 @@ from clawstream.clock import Clock
 from clawstream.errors import DecodeError
 from clawstream.log import Logger
 from clawstream.metrics import Metrics
+from services.trainer.advantages import AdvantageMode, RewardRules, UserBaselines
 from services.trainer.announcer import Announcer
 from services.trainer.batcher import Batcher, BatchRules
 from services.trainer.candidates import CandidateRules
+from services.trainer.credit import CreditRules
 from services.trainer.dead_letters import DeadLetter
 from services.trainer.events import EventRecords
 from services.trainer.finisher import FinishedStep, Finisher
@@ -24,6 +26,7 @@ from services.trainer.progress_report import ProgressReport
 from services.trainer.reader import SampleReader
 from services.trainer.resume import resumed_progress
 from services.trainer.retention import ArtefactRetention
+from services.trainer.rollouts import RolloutRules
 from services.trainer.settings import TrainerSettings
 
 
@@ -48,6 +51,24 @@ def trainer_history(settings: TrainerSettings, bus: Bus) -> History:
         weights_topic=topics.full_name(namespace, topics.WEIGHTS),
         train_steps_topic=topics.full_name(namespace, topics.TRAIN_STEPS),
         policy=settings.policy,
+    )
+
+
+def batch_rules(settings: TrainerSettings) -> BatchRules:
+    """When a batch closes, and what its samples are worth."""
+    advantage = settings.advantage
+    return BatchRules(
+        settings.batch_size,
+        settings.max_batch_age_seconds,
+        settings.max_age_versions,
+        settings.at_least_one,
+        rollouts=RolloutRules(
+            advantage.rollout_timeout_seconds, advantage.rollout_settle_seconds, advantage.group_size
+        ),
+        credit=CreditRules(
+            advantage.mode,
+            RewardRules(advantage.outcome_coefficient, advantage.step_coefficient, advantage.discount),
+        ),
     )
 
 
@@ -125,11 +146,12 @@ class Trainer:
         settings = self._settings
         now = around.clock.monotonic_seconds()
         batcher = Batcher(
-            BatchRules(
-                settings.batch_size, settings.max_batch_age_seconds, settings.max_age_versions, settings.at_least_one
-            ),
+            batch_rules(settings),
             ledger,
             current_version=progress.newest_version,
+            baselines=UserBaselines.restored(settings.advantage.baseline_decay, progress.baselines)
+            if settings.advantage.mode is AdvantageMode.USER_BASELINE
+            else None,
         )
         batcher.drop_counts.update(progress.drop_counts)
         samples_topic = topics.full_name(settings.kafka.namespace, topics.SAMPLES)
@@ -144,6 +166,7 @@ class Trainer:
                 settings.tokenizer_fingerprint,
                 self._policy.vocabulary_size,
                 settings.max_sample_tokens,
+                settings.algorithm.learning_signal,
             ),
             dead_letter=self._dead_letter,
             now_seconds=now,

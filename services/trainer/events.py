@@ -24,6 +24,9 @@ def trained_sample(candidate: Candidate, current_version: int) -> TrainedSample:
         age=age(candidate.oldest_version, current_version),
         reward=candidate.reward,
         response_tokens=candidate.sample.response_ids.size,
+        advantage=candidate.sample.rl_advantage if candidate.sample.rl_mask.any() else None,
+        stale_tokens=candidate.stale_tokens,
+        has_teacher=bool(candidate.sample.opd_mask.any()),
     )
 
 

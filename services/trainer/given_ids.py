@@ -62,7 +62,9 @@ def _of_sample(sample: TrainingSample, source: IdSource, ids_per_token: int | No
         assert teacher.top is not None
         exists &= (ids[:, :, None] == teacher.top.ids[:, None, :]).any(2)
     # Existing ids first; the teacher's by falling log-prob, whatever order it gave them in.
-    order = -log_probs if source is IdSource.TEACHER_TOP else np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+    order = np.zeros(ids.shape, np.float32)  # a stable sort leaves equal ones in the order they came
+    if source is IdSource.TEACHER_TOP:
+        order = -log_probs
     ranks = np.argsort(np.where(exists, order, np.inf), axis=1, kind="stable")[:, :ids_per_token]
     ids = np.take_along_axis(np.where(exists, ids, -1), ranks, axis=1)
     return IdTargets(ids, np.take_along_axis(log_probs, ranks, axis=1))

@@ -122,7 +122,7 @@ class TrainerLoop:
         culprits = _non_finite(batch, result)
         self._count_drops(batch, culprits)
         waiting = [*waiting_samples(self._batcher.waiting()), *self._reader.expected]
-        self._ledger.forget_before(started_at.timestamp() - self._settings.trained_retention_days * _SECONDS_PER_DAY)
+        self._batcher.forget_before(started_at.timestamp() - self._settings.trained_retention_days * _SECONDS_PER_DAY)
         after = before.model_copy(
             update={
                 "step": step,
@@ -130,6 +130,7 @@ class TrainerLoop:
                 "waiting": waiting,
                 "trained": dict(self._ledger.trained),
                 "settled": dict(self._ledger.settled),
+                "baselines": self._batcher.baselines,
                 "drop_counts": dict(self._batcher.drop_counts),
                 "samples_trained": before.samples_trained + len(batch.candidates) - len(culprits),
             }
@@ -168,6 +169,9 @@ class TrainerLoop:
         )
         if len(after.unannounced) >= self._settings.checkpoint_every_steps:
             self._hand_over()
+        elif self._group_version is not None:
+            # Not published yet, but no longer the version before: what waits is older by one.
+            self._batcher.set_version(self._group_version, self._clock.monotonic_seconds())
         self._show_position()
 
     def _hand_over(self) -> None:

@@ -53,6 +53,8 @@ class Progress(BaseModel):
     """See `TurnLedger`."""
     settled: dict[str, tuple[RevisionOrder, float]] = {}
     """See `TurnLedger`."""
+    baselines: dict[str, tuple[float, float]] = {}
+    """See `UserBaselines`."""
     drop_counts: dict[str, int] = {}
     """Drops by reason since the lineage began."""
     samples_trained: int = 0

@@ -5,6 +5,8 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from clawstream.settings import ConfigPath, Section, ServiceSettings
+from services.trainer.advantages import AdvantageMode
+from services.trainer.algorithms.options import LearningSignal, learning_signal, options_of
 
 
 class LearningRateSection(Section):
@@ -43,7 +45,51 @@ class AlgorithmSection(Section):
     factory: str = "services.trainer.algorithms.binary:Binary"
     """Import path `package.module:name` of what makes it."""
     options: dict[str, Any] = Field(default={})
-    """Its keyword arguments."""
+    """Its keyword arguments; for the losses that ship see `services.trainer.algorithms.options`."""
+
+    @model_validator(mode="after")
+    def _options_are_its_own(self) -> "AlgorithmSection":
+        options_of(self.factory, self.options)
+        return self
+
+    @property
+    def learning_signal(self) -> LearningSignal:
+        """What the loss learns from."""
+        return learning_signal(self.factory, options_of(self.factory, self.options))
+
+
+class AdvantageSection(Section):
+    """From rewards to advantages; formulas in `services.trainer.advantages`."""
+
+    mode: AdvantageMode = AdvantageMode.REWARD
+    """The reward itself, its place among the group's rollouts, or its distance from the user's moving average."""
+    outcome_coefficient: float = Field(default=1.0, ge=0)
+    """Weight of the outcome, and of the reward of a conversation's turn."""
+    step_coefficient: float = Field(default=1.0, ge=0)
+    """Weight of a judge's reward of a rollout's step."""
+    discount: float = Field(default=1.0, gt=0, le=1)
+    """What the outcome is worth one turn before the end, and so on."""
+    group_size: int | None = Field(default=None, ge=2)
+    """Rollouts of a group that are compared with each other, with mode `group`."""
+    rollout_timeout_seconds: float = Field(default=120.0, gt=0)
+    """A rollout, or a group, of which nothing came for so long is over, whatever is missing."""
+    rollout_settle_seconds: float = Field(default=2.0, ge=0)
+    """An outcome ends a rollout that does not say how many steps it has when nothing came for so long."""
+    baseline_decay: float = Field(default=0.95, ge=0, lt=1)
+    """Of a user's moving average, with mode `user_baseline`."""
+
+    @model_validator(mode="after")
+    def _limits_agree(self) -> "AdvantageSection":
+        if (self.mode is AdvantageMode.GROUP) != (self.group_size is not None):
+            raise ValueError(f"group_size must be given exactly with mode=group, not with {self.mode.value}")
+        if self.outcome_coefficient == 0 and self.step_coefficient == 0:
+            raise ValueError("outcome_coefficient and step_coefficient are both 0: no reward would be left")
+        if self.rollout_settle_seconds >= self.rollout_timeout_seconds:
+            raise ValueError(
+                f"rollout_settle_seconds={self.rollout_settle_seconds} must be below "
+                f"rollout_timeout_seconds={self.rollout_timeout_seconds}"
+            )
+        return self
 
 
 class LoraSection(Section):
@@ -85,9 +131,10 @@ class TrainerSettings(ServiceSettings):
     max_batch_age_seconds: float = Field(default=600.0, gt=0)
     """A batch closes when its first sample has waited so long, however few there are: one user is enough to learn."""
     max_age_versions: int | None = Field(default=8, ge=0)
-    """Samples whose oldest token is older by more versions are dropped; null trains any age."""
+    """Tokens whose weights are older by more versions are left out, and samples that have no others dropped; null
+    trains any age."""
     max_sample_tokens: int = Field(default=8192, ge=2)
-    """Samples whose prompt and response are longer are dropped: the longest that surely fits in memory."""
+    """Samples whose prompt and response are longer become dead letters: the longest that surely fits in memory."""
     tokens_per_micro_batch: int = Field(default=8192, ge=2)
     """Micro-batches are packed up to so many tokens."""
     at_least_one: bool = False
@@ -96,8 +143,13 @@ class TrainerSettings(ServiceSettings):
     trained_retention_days: float = Field(default=100.0, gt=0)
     """How long a trained turn's id is remembered. Longer than the retention of `samples`, or a turn could come back."""
 
+    updates_per_batch: int = Field(default=1, ge=1)
+    """Cuts a batch into so many parts with an update on each. From the second on the ratio differs from 1, and the clip
+    bounds how far one batch moves the policy."""
     algorithm: AlgorithmSection = AlgorithmSection()
     """The loss."""
+    advantage: AdvantageSection = AdvantageSection()
+    """From rewards to advantages."""
     learning_rate: LearningRateSection = LearningRateSection()
     """Its schedule."""
     optimizer: OptimizerSection = OptimizerSection()
@@ -124,5 +176,19 @@ class TrainerSettings(ServiceSettings):
                 f"max_sample_tokens={self.max_sample_tokens} exceeds tokens_per_micro_batch="
                 f"{self.tokens_per_micro_batch}: such a sample would be computed in one piece anyway; raise the "
                 "micro-batch if memory allows, or lower max_sample_tokens"
+            )
+        if self.updates_per_batch > self.batch_size:
+            raise ValueError(
+                f"updates_per_batch={self.updates_per_batch} exceeds batch_size={self.batch_size}: "
+                "a part needs a sample"
+            )
+        if self.at_least_one and self.advantage.mode is AdvantageMode.USER_BASELINE:
+            raise ValueError("at_least_one has no effect with advantage.mode=user_baseline: every reward counts there")
+        options = options_of(self.algorithm.factory, self.algorithm.options)
+        held_to = options.kl_reference if options is not None and options.kl_coefficient > 0 else None
+        if held_to == "proximal" and self.updates_per_batch == 1:
+            raise ValueError(
+                "algorithm.options.kl_reference=proximal with updates_per_batch=1: the policy at the start of the "
+                "batch is the policy itself, so the divergence is 0; use base, or more updates"
             )
         return self

@@ -38,9 +38,9 @@ def sample_weights(
             assert options.aggregation_norm_tokens is not None  # the options see to it
             weights = torch.ones_like(tokens) / (num_samples * options.aggregation_norm_tokens)
         case AggregationMode.ROLLOUT_MEAN:
-            _, rollouts = torch.unique(rollout_of_sample, return_inverse=True)
-            of_rollout = zeros.index_add(0, rollouts, tokens)  # [samples]: by rollout, the rest is 0
-            weights = 1 / ((of_rollout > 0).sum().clamp(min=1) * of_rollout[rollouts].clamp(min=1))
+            of_rollout = tokens.new_zeros(int(rollout_of_sample.max()) + 1)  # [rollouts]
+            of_rollout = of_rollout.index_add(0, rollout_of_sample, tokens)
+            weights = 1 / ((of_rollout > 0).sum().clamp(min=1) * of_rollout[rollout_of_sample].clamp(min=1))
     return torch.where(members, weights, 0.0)
 
 

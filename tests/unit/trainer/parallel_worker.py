@@ -15,6 +15,7 @@ import torch
 from megatron.core import parallel_state
 from safetensors.torch import save_file
 
+from services.trainer.algorithms.base import load_algorithm
 from services.trainer.algorithms.binary import Binary
 from services.trainer.checkpoint import CheckpointStore
 from services.trainer.engine.lora import LoraSettings
@@ -23,11 +24,19 @@ from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.policy import PolicyTrainer
 from services.trainer.ranks import RankChannel, RankedPolicy, follow
 from services.trainer.sample import StepResult, TrainingSample, UnchangedReason
-from tests.unit.trainer.tiny_models import ARCHITECTURES, random_samples
+from tests.unit.trainer.tiny_models import ARCHITECTURES, random_samples, with_teachers
 
 RATE = 1e-3
 LORA = LoraSettings(rank=3, alpha=12.0)
 REWARDS = [1.0, -1.0, 0.0, 1.0, -1.0]
+
+
+LOSSES: dict[str, tuple[str, dict[str, object]]] = {
+    "combine": ("combine:Combine", {"kl_coefficient": 0.1, "entropy_coefficient": 0.1, "ratio": "recomputed"}),
+    "topk": ("topk:TopK", {"aggregation": "token_mean"}),
+    "hybrid": ("hybrid:Hybrid", {"ratio_level": "sequence"}),
+}
+"""Compared over layouts beside the binary loss: two temperatures, further ids, a reference, an entropy's gradient."""
 
 
 def samples() -> list[TrainingSample]:
@@ -55,6 +64,27 @@ def run(
         write(out, scores, result, snapshot.weights, snapshot.moments["exp_avg"])
 
 
+def run_loss(layout: ParallelLayout, models: Path, out: Path, name: str) -> None:
+    """One step of a loss that needs more than the sampled ids; as seen from rank 0."""
+    result, moments = step_of(layout, models / "qwen3", name)
+    if layout.rank == 0:
+        out.mkdir(parents=True)
+        save_file(moments, out / "exp_avg.safetensors")
+        losses = {sample_id: statistics.loss for sample_id, statistics in result.samples.items()}
+        (out / "result.json").write_text(json.dumps({"metrics": dict(result.metrics), "losses": losses}))
+
+
+def step_of(layout: ParallelLayout, model: Path, name: str) -> tuple[StepResult, dict[str, torch.Tensor]]:
+    """(result, first moments) of a step in two updates, the second of which has a ratio that is not 1."""
+    path, options = LOSSES[name]
+    algorithm = load_algorithm(f"services.trainer.algorithms.{path}", options)
+    policy = PolicyTrainer(layout, algorithm, tokens_per_micro_batch=30, updates_per_batch=2)
+    policy.load(model)
+    result = policy.train_step(with_teachers(samples()), RATE)
+    snapshot = policy.snapshot()
+    return result, {} if snapshot is None else snapshot.moments["exp_avg"]
+
+
 def write(
     out: Path,
     scores: list[np.ndarray],
@@ -75,6 +105,8 @@ def main(models: Path, out: Path) -> None:
     layout = ParallelLayout.start(tensor_parallel_size=2)
     for architecture in ARCHITECTURES:
         run(layout, models, out / "tensor" / architecture, architecture, tokens_per_micro_batch=40)
+    for name in LOSSES:
+        run_loss(layout, models, out / "tensor-losses" / name, name)
     for architecture in ("qwen2", "qwen3"):
         run(layout, models, out / "tensor-lora" / architecture, architecture, tokens_per_micro_batch=40, lora=LORA)
     resume_on_the_other_layout(layout, models, out / "tensor-checkpoints")
@@ -86,6 +118,8 @@ def main(models: Path, out: Path) -> None:
     run(layout, models, out / "data-bfloat16" / "qwen3", "qwen3", tokens_per_micro_batch=20, dtype=torch.bfloat16)
     run(layout, models, out / "data-lora" / "qwen3", "qwen3", tokens_per_micro_batch=20, lora=LORA)
     resume_on_the_other_layout(layout, models, out / "data-checkpoints")
+    for name in LOSSES:
+        run_loss(layout, models, out / "data-losses" / name, name)
     one_sample_on_two_copies(layout, models)
     each_copy_holds_half_of_the_optimizer(layout, models)
     the_first_rank_keeps_the_others_waiting(layout, models)

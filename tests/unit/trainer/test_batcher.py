@@ -37,6 +37,8 @@ def candidate(
         RecordReference(topic="samples", partition=0, offset=offset),
         version,
         reward,
+        newest_version=version,
+        outcome=reward,
     )
 
 

@@ -17,7 +17,7 @@ from services.trainer.checkpoint import CheckpointStore
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.policy import PolicySnapshot, PolicyTrainer
 from services.trainer.sample import StepResult
-from tests.unit.trainer.parallel_worker import LORA, RATE, REWARDS, samples
+from tests.unit.trainer.parallel_worker import LORA, LOSSES, RATE, REWARDS, samples, step_of
 from tests.unit.trainer.tiny_models import ARCHITECTURES, random_samples
 
 pytestmark = pytest.mark.slow
@@ -106,6 +106,22 @@ def test_gradients_and_weights_after_a_step_are_the_same(
     weights = load_file(directory / "weights.safetensors")
     for name, tensor in expected.weights.items():
         assert (weights[name] - tensor).abs().mean() < 1e-3 * RATE, name
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("kind", ["tensor-losses", "data-losses"])
+def test_every_loss_is_the_same(
+    kind: str, name: str, two_processes: Path, layout: ParallelLayout, model_directory: Callable[[str], Path]
+) -> None:
+    result, moments = step_of(layout, model_directory("qwen3"), name)
+    found = json.loads((two_processes / kind / name / "result.json").read_text())
+    assert found["metrics"].keys() == result.metrics.keys()
+    for metric, value in result.metrics.items():
+        assert found["metrics"][metric] == pytest.approx(value, rel=1e-3, abs=1e-5), metric
+    for sample_id, statistics in result.samples.items():
+        assert found["losses"][sample_id] == pytest.approx(statistics.loss, rel=1e-3, abs=1e-5)
+    for tensor, moment in load_file(two_processes / kind / name / "exp_avg.safetensors").items():
+        torch.testing.assert_close(moment, moments[tensor], rtol=5e-3, atol=1e-5, msg=lambda m, n=tensor: f"{n}: {m}")
 
 
 @pytest.mark.parametrize("kind", ["tensor", "data"])

@@ -21,7 +21,9 @@ from clawstream.log import get_logger
 from clawstream.metrics import Metrics
 from clawstream.topics import partition_for, topic_definitions
 from clawstream.topics_admin import apply_topics
+from schemas.arrays import float32_array
 from schemas.events import SampleEvent, TrainStepEvent, WeightPointerEvent, WeightsAppliedEvent, WeightVersionEvent
+from schemas.events.base import VersionSpan
 from schemas.events.train_step import DropReason
 from schemas.events.weights import EngineState
 from services.trainer.assembly import Surroundings, Trainer, trainer_history
@@ -235,15 +237,17 @@ def test_only_neutral_samples_make_a_step_that_lists_them() -> None:
     assert step.batch_uri == ""
 
 
-def test_bad_samples_are_dropped_with_their_reason_and_no_crash_loop() -> None:
-    world = World(tokenizer_fingerprint="f", max_sample_tokens=20)
+def test_samples_of_others_are_dropped_with_their_reason() -> None:
+    world = World(tokenizer_fingerprint="f")
     bad = {
         "policy": (make_sample("policy", policy="other"), DropReason.OTHER_POLICY, "other"),
         "print": (make_sample("print", fingerprint="g"), DropReason.OTHER_TOKENIZER, "g"),
-        "vocab": (make_sample("vocab", prompt_ids=[1000]), DropReason.OTHER_TOKENIZER, "4..1000"),
-        "long": (make_sample("long", prompt_ids=[1] * 17), DropReason.TOO_LONG, "prompt of 17 and response of 4"),
-        "nan": (make_sample("nan", behaviour=[float("nan")] * 4), DropReason.NON_FINITE, "4 of 4"),
-        "future": (make_sample("future", versions=(0, 1)), DropReason.FUTURE_VERSION, "claims version 1"),
+        "vocab": (make_sample("vocab", prompt_ids=[1000]), DropReason.OTHER_TOKENIZER, "prompt_ids 1000..1000"),
+        "hint": (
+            make_sample("hint", reward=None, teacher=[-1.0] * 4),
+            DropReason.NO_COMPONENT,
+            "a teacher's log-probs",
+        ),
     }
     world.put(*(event for event, _, _ in bad.values()), make_sample("good"))
     settle(world.start(), world)
@@ -253,6 +257,58 @@ def test_bad_samples_are_dropped_with_their_reason_and_no_crash_loop() -> None:
     for turn, (_, reason, detail) in bad.items():
         assert found[turn][0] is reason
         assert detail in found[turn][1]
+
+
+def dead_letters(world: World) -> dict[str, str]:
+    """Turn to message."""
+    found: dict[str, str] = {}
+    for record in read_all(world.bus, f"{NAMESPACE}.{topics.TRAINER_DLQ}"):
+        message = header(record.headers, "dlq.error.message")
+        assert message is not None
+        found[(record.key or b"").decode()] = message
+    return found
+
+
+def broken_samples() -> dict[str, tuple[SampleEvent, str]]:
+    """By turn: samples that decode and cannot be trained on, and what is to be said of them."""
+    nan, fine = float("nan"), [-1.0] * 4
+    gap = [VersionSpan(weight_version=0, start=0, end=2), VersionSpan(weight_version=0, start=3, end=4)]
+    flat = make_sample("flat")
+    flat = flat.model_copy(update={"response_ids": flat.response_ids.model_copy(update={"shape": [2, 2]})})
+    return {
+        "long": (make_sample("long", prompt_ids=[1] * 17), "21 tokens, but max_sample_tokens is 20"),
+        "nan": (make_sample("nan", behaviour=[nan] * 4), "4 of 4 behaviour_logprobs are not finite"),
+        "infinite": (make_sample("infinite", teacher=[-1.0, 0.0, -1.0, -float("inf")]), "1 of 4 teacher.logprobs"),
+        "future": (make_sample("future", versions=(0, 1)), "claims version 1; the newest that exists is 0"),
+        "gap": (make_sample("gap").model_copy(update={"version_spans": gap}), "tokens of unknown version"),
+        "flat": (flat, "response_ids is not an array of 1 dimensions"),
+        "floats": (make_sample("floats").model_copy(update={"response_ids": float32_array(fine)}), "holds float32"),
+    }
+
+
+def test_samples_that_nobody_can_train_on_are_dead_letters_with_all_lengths() -> None:
+    world = World(max_sample_tokens=20, algorithm={"factory": "services.trainer.algorithms.combine:Combine"})
+    bad = broken_samples()
+    world.put(*(event for event, _ in bad.values()), make_sample("good"))
+    settle(world.start(), world)
+    (step,) = world.steps()
+    assert [sample.turn_id for sample in step.samples] == ["good"]
+    found = dead_letters(world)
+    assert found.keys() == bad.keys()
+    for turn, (event, message) in bad.items():
+        assert message in found[turn]
+        assert event.sample_id in found[turn]
+        assert "response_ids [" in found[turn]
+        assert "behaviour_logprobs [4]" in found[turn]
+
+
+def test_a_restart_reads_past_what_it_could_not_train_on() -> None:
+    world = World(max_sample_tokens=20, algorithm={"factory": "services.trainer.algorithms.combine:Combine"})
+    world.put(*(event for event, _ in broken_samples().values()))
+    for turn in ("first", "second"):
+        world.put(make_sample(turn))
+        settle(world.start(), world)
+        assert [sample.turn_id for sample in world.steps()[-1].samples] == [turn]
 
 
 def test_what_is_no_sample_goes_to_the_dead_letter_topic_as_it_was() -> None:
@@ -270,6 +326,7 @@ def test_what_is_no_sample_goes_to_the_dead_letter_topic_as_it_was() -> None:
     assert message is not None
     assert "4 response ids but lengths {'behaviour_logprobs': 1}" in message
     assert make_sample("broken").sample_id in message
+    assert "prompt_ids [3], response_ids [4], behaviour_logprobs [1]" in message
     assert [sample.turn_id for step in world.steps() for sample in step.samples] == ["good"]
 
 
@@ -325,9 +382,13 @@ def test_ages_survive_a_restart() -> None:
     steps = world.steps()
     assert [sample.age for step in steps for sample in step.samples] == [0, 1]
     assert [d.reason for step in steps for d in step.drops] == [DropReason.TOO_OLD]
-    world.put(make_sample("late", versions=(0, 2)))
+    world.put(make_sample("late", versions=(0,)))
     settle(world.start(), world)
     assert [d.reason for d in world.steps()[-1].drops] == [DropReason.TOO_OLD]
+    world.put(make_sample("cut in two", versions=(0, 2)))
+    settle(world.start(), world)
+    (partly,) = world.steps()[-1].samples
+    assert (partly.turn_id, partly.stale_tokens, partly.response_tokens) == ("cut in two", 2, 4)
 
 
 def test_waiting_samples_are_read_again_and_others_are_not_listed_again() -> None:
