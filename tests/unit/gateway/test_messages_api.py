@@ -226,7 +226,7 @@ async def test_a_stalled_engine_ends_the_stream_in_an_error(tiny_renderer: Packa
 
 
 async def test_a_waiting_stream_is_kept_alive_by_pings(tiny_renderer: PackageRenderer) -> None:
-    async with running_gateway(tiny_renderer, keep_alive_seconds=0.05) as gateway, client_of(gateway) as client:
+    async with running_gateway(tiny_renderer, keep_alive_seconds=0.05) as gateway:
         gate = asyncio.Event()
         gateway.engine.enqueue(StubAnswer(gate=gate))
         kinds: list[str] = []

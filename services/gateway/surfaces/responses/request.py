@@ -26,7 +26,6 @@ from services.gateway.surfaces.responses.conversion import CUSTOM_TOOL_ARGUMENT,
 _ECHOED = (
     "instructions",
     "max_output_tokens",
-    "metadata",
     "parallel_tool_calls",
     "reasoning",
     "service_tier",
@@ -36,11 +35,8 @@ _ECHOED = (
     "tools",
     "top_p",
     "truncation",
-    "user",
-    "prompt_cache_key",
-    "safety_identifier",
 )
-"""Fields of the request that the response repeats."""
+"""Fields of the request that the response repeats. None that names the user: clients put keys there."""
 
 
 @dataclass(frozen=True, slots=True)
