@@ -4,7 +4,7 @@ The streaming parse is the only parse: a whole answer is parsed by streaming it 
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, cast
@@ -42,6 +42,18 @@ class AnswerMarkers:
     """Around the reasoning, which can only stand at the beginning of an answer."""
     tool_call: tuple[Marker, Marker] | None = None
     """Around each tool call, which is a JSON object with name and arguments (Hermes, Qwen)."""
+    tools_begin: Marker | None = None
+    """Before tool calls in a form of the family's own: all from here on is held back and parsed at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldParse:
+    """What a family's own parser finds in a whole answer."""
+
+    calls: list[ToolCall]
+    """Empty when any of them cannot be made."""
+    content: str
+    """All text that is no tool call."""
 
 
 class _State(Enum):
@@ -50,6 +62,8 @@ class _State(Enum):
     REASONING = auto()
     CONTENT = auto()
     TOOL_CALL = auto()
+    HELD = auto()
+    """Tool calls in the family's own form have begun."""
 
 
 class TaggedAnswerStream:
@@ -68,14 +82,18 @@ class TaggedAnswerStream:
         starts_in_reasoning: bool = False,
         stop: Sequence[str] = (),
         call_id_seed: str = "",
+        parse_held: Callable[[list[int]], HeldParse] | None = None,
     ) -> None:
+        """`parse_held` reads the whole answer's ids when `markers.tools_begin` was among them."""
+        self._parse_held = parse_held
+        self._token_ids: list[int] = []
         self._detokenizer = detokenizer
         self._cutter = StopStringCutter(stop)
         self._markers = markers
         self._marker_ids = {
             marker.token_id: marker
-            for pair in (markers.reasoning, markers.tool_call)
-            for marker in pair or ()
+            for group in (markers.reasoning, markers.tool_call, markers.tools_begin and (markers.tools_begin,))
+            for marker in group or ()
             if marker.token_id is not None
         }
         self._call_id_seed = call_id_seed
@@ -93,6 +111,8 @@ class TaggedAnswerStream:
         self._new: list[AnswerPart] = []
 
     def push(self, token_ids: Sequence[int]) -> AnswerDelta:
+        if self._parse_held is not None:
+            self._token_ids += token_ids
         if self._marker_ids.keys().isdisjoint(token_ids):
             self._read(self._cutter.push(self._detokenizer.push(token_ids)))
         else:
@@ -113,6 +133,8 @@ class TaggedAnswerStream:
         self._flush_text()
         if self._state is _State.TOOL_CALL:
             self._give_content(self._space + self._opening_tool_tag() + self._tool_text)
+        elif self._state is _State.HELD:
+            self._end_held()
         elif self._state is not _State.REASONING:
             self._give_content(self._space)
         self._space = self._tool_text = ""
@@ -152,6 +174,8 @@ class TaggedAnswerStream:
             candidates.append(reasoning[1])
         if self._state in (_State.START, _State.CONTENT) and tool_call:
             candidates.append(tool_call[0])
+        if self._state in (_State.START, _State.CONTENT) and self._markers.tools_begin:
+            candidates.append(self._markers.tools_begin)
         if self._state is _State.TOOL_CALL and tool_call:
             candidates.append(tool_call[1])
         return [marker for marker in candidates if marker.token_id is None]
@@ -164,7 +188,7 @@ class TaggedAnswerStream:
         """Text of the present state, free of tags."""
         if not text:
             return
-        if self._state is _State.TOOL_CALL:
+        if self._state in (_State.TOOL_CALL, _State.HELD):
             self._tool_text += text
             return
         if self._state is _State.START and text.strip():
@@ -201,6 +225,8 @@ class TaggedAnswerStream:
             self._state, self._tool_text, self._drop_leading_space = _State.TOOL_CALL, "", False
         elif tool_call and marker is tool_call[1] and self._state is _State.TOOL_CALL:
             self._end_tool_call()
+        elif marker is self._markers.tools_begin and self._state in (_State.START, _State.CONTENT):
+            self._state, self._tool_text, self._drop_leading_space = _State.HELD, marker.text, False
         else:
             self._pass(marker.text)
 
@@ -217,6 +243,18 @@ class TaggedAnswerStream:
             self._give_content(self._space + verbatim)
             self._space = ""
         self._tool_text = ""
+
+    def _end_held(self) -> None:
+        """All calls, and the text beside them that was not given yet; or what was held, verbatim."""
+        assert self._parse_held is not None
+        parsed = self._parse_held(self._token_ids)
+        if not parsed.calls:
+            self._give_content(self._space + self._tool_text)
+            return
+        given = AnswerDelta((*self._given, *self._new)).content.strip()
+        self._new += [ToolCallPart(call) for call in parsed.calls]
+        if parsed.content.startswith(given):
+            self._give_content(parsed.content[len(given) :].strip())
 
     def _opening_tool_tag(self) -> str:
         assert self._markers.tool_call is not None

@@ -155,11 +155,17 @@ class ChatRenderer(Protocol):
         ...
 
     def open_answer(
-        self, prompt_ids: Sequence[int] = (), *, stop: Sequence[str] = (), call_id_seed: str = ""
+        self,
+        prompt_ids: Sequence[int] = (),
+        *,
+        tools: Sequence[Message] = (),
+        stop: Sequence[str] = (),
+        call_id_seed: str = "",
     ) -> AnswerStream:
         """A parser for one answer that is still coming.
 
-        `prompt_ids` tell whether the template opened the reasoning already; `stop` are the client's stop strings, cut
+        `prompt_ids` tell whether the template opened the reasoning already; `tools` tell families that write arguments
+        without quotes which of them are texts; `stop` are the client's stop strings, cut
         from the text; tool calls get ids that follow from `call_id_seed`.
         """
         ...

@@ -15,6 +15,7 @@ from renderers.configs import config_from_name
 from clawstream.errors import ContractError
 from clawstream.rendering.answer import (
     AnswerMarkers,
+    HeldParse,
     Marker,
     TaggedAnswerStream,
     call_id,
@@ -46,8 +47,20 @@ FAMILY_BY_MODEL_TYPE = {
 """Candidates by `model_type` of config.json. One is taken only if it renders exactly as the model's own template."""
 TEMPLATE_RENDERER = "default"
 """`renderers`' name for the tokenizer's own chat template."""
-TAGGED_RENDERERS = (TEMPLATE_RENDERER, "qwen3")
+TAGGED_RENDERERS = (TEMPLATE_RENDERER, "qwen3", "prime-qwen3", "qwen3-vl")
 """Renderers whose answers have `<think>` and `<tool_call>` tags with JSON, if any: parsed while they stream."""
+TOOLS_BEGIN = {
+    **dict.fromkeys(("qwen3.5", "qwen3.6", "qwen3.8"), "<tool_call>"),
+    **dict.fromkeys(("glm-4.5", "glm-5", "glm-5.1", "glm-5.3"), "<tool_call>"),
+    **dict.fromkeys(("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"), "<tool_call>"),
+    **dict.fromkeys(("laguna-xs.2", "laguna-m.1", "laguna-xs-2.1", "laguna-s-2.1"), "<tool_call>"),
+    **dict.fromkeys(("kimi-k2", "kimi-k2.5"), "<|tool_calls_section_begin|>"),
+    **dict.fromkeys(("deepseek-v3", "deepseek-r1"), "<｜tool▁calls▁begin｜>"),
+    "minimax-m2": "<minimax:tool_call>",
+    "hy3": "<tool_calls:opensource>",
+}
+"""Renderers whose reasoning and text stream, while tool calls in their own form are held back from this tag on."""
+_REASONING_TAGS = {"hy3": ("<think:opensource>", "</think:opensource>")}
 _PROBES: tuple[list[dict[str, Any]], ...] = (
     [{"role": "user", "content": "Hello, who are you?"}],
     [
@@ -78,9 +91,13 @@ class PackageRenderer:
         uses_template = family == TEMPLATE_RENDERER
         self._spell_definitions = uses_template and "tools" not in self._template
         self._spell_calls = uses_template and "tool_calls" not in self._template
+        tools_begin = TOOLS_BEGIN.get(family)
         self._markers = AnswerMarkers(
-            reasoning=self._marker_pair("<think>", "</think>"),
-            tool_call=self._marker_pair("<tool_call>", "</tool_call>", always=self._spell_calls),
+            reasoning=self._marker_pair(*_REASONING_TAGS.get(family, ("<think>", "</think>"))),
+            tool_call=None
+            if tools_begin
+            else self._marker_pair("<tool_call>", "</tool_call>", always=self._spell_calls),
+            tools_begin=None if tools_begin is None else Marker(tools_begin, tokenizer.single_token(tools_begin)),
         )
         self._stop_token_ids = list(
             dict.fromkeys([*self._renderer.get_stop_token_ids(), *tokenizer.end_of_sequence_ids])
@@ -130,16 +147,26 @@ class PackageRenderer:
         return self._tokenizer.decode(token_ids)
 
     def open_answer(
-        self, prompt_ids: Sequence[int] = (), *, stop: Sequence[str] = (), call_id_seed: str = ""
+        self,
+        prompt_ids: Sequence[int] = (),
+        *,
+        tools: Sequence[Message] = (),
+        stop: Sequence[str] = (),
+        call_id_seed: str = "",
     ) -> AnswerStream:
-        if self._family not in TAGGED_RENDERERS:
-            return _WholeAnswerStream(self._renderer, self._tokenizer, prompt_ids, call_id_seed)
+        def parse_whole(token_ids: list[int]) -> HeldParse:
+            parsed = self._renderer.parse_response(token_ids, prompt_ids=list(prompt_ids), tools=list(tools) or None)
+            return _held_parse(parsed, call_id_seed)
+
+        if self._family not in TAGGED_RENDERERS and self._family not in TOOLS_BEGIN:
+            return _WholeAnswerStream(self._renderer, self._tokenizer, prompt_ids, tools, call_id_seed)
         return TaggedAnswerStream(
             self._tokenizer.detokenizer(),
             self._markers,
             starts_in_reasoning=self._starts_in_reasoning(prompt_ids),
             stop=stop,
             call_id_seed=call_id_seed,
+            parse_held=parse_whole if self._family in TOOLS_BEGIN else None,
         )
 
     def parse(self, token_ids: Sequence[int], prompt_ids: Sequence[int] = ()) -> ParsedAnswer:
@@ -166,13 +193,31 @@ class PackageRenderer:
         return tail.rstrip().endswith(self._markers.reasoning[0].text)
 
 
+def _held_parse(parsed: Any, call_id_seed: str) -> HeldParse:
+    """What `renderers` found, in our terms. Calls are all good, or none is taken and what was said is kept as text."""
+    calls = [
+        openai_tool_call(call_id(call_id_seed, number), call.name, call.arguments)
+        for number, call in enumerate(parsed.tool_calls)
+        if call.status == ToolCallParseStatus.OK and call.name and isinstance(call.arguments, dict)
+    ]
+    return HeldParse(calls if len(calls) == len(parsed.tool_calls) else [], parsed.content or "")
+
+
 class _WholeAnswerStream:
     """For families whose form only `renderers` knows: held back to the end, then parsed whole."""
 
-    def __init__(self, renderer: Any, tokenizer: LoadedTokenizer, prompt_ids: Sequence[int], call_id_seed: str) -> None:
+    def __init__(
+        self,
+        renderer: Any,
+        tokenizer: LoadedTokenizer,
+        prompt_ids: Sequence[int],
+        tools: Sequence[Message],
+        call_id_seed: str,
+    ) -> None:
         self._renderer = renderer
         self._tokenizer = tokenizer
         self._prompt_ids = list(prompt_ids)
+        self._tools = list(tools)
         self._call_id_seed = call_id_seed
         self._token_ids: list[int] = []
         self._answer = ParsedAnswer(content="", reasoning=None, tool_calls=[])
@@ -182,23 +227,17 @@ class _WholeAnswerStream:
         return AnswerDelta()
 
     def finish(self) -> AnswerDelta:
-        parsed = self._renderer.parse_response(self._token_ids, prompt_ids=self._prompt_ids)
-        calls = [
-            openai_tool_call(call_id(self._call_id_seed, number), call.name, call.arguments)
-            for number, call in enumerate(parsed.tool_calls)
-            if call.status == ToolCallParseStatus.OK and call.name and isinstance(call.arguments, dict)
-        ]
-        content = parsed.content
-        if len(calls) < len(parsed.tool_calls):
-            # A call that cannot be made: what was said is kept as text.
-            calls, content = [], self._tokenizer.decode(self._token_ids)
+        parsed = self._renderer.parse_response(self._token_ids, prompt_ids=self._prompt_ids, tools=self._tools or None)
+        held = _held_parse(parsed, self._call_id_seed)
+        is_broken = bool(parsed.tool_calls) and not held.calls
+        content = self._tokenizer.decode(self._token_ids) if is_broken else held.content
         parts: list[AnswerPart] = []
-        if parsed.reasoning_content:
+        if parsed.reasoning_content and not is_broken:
             parts.append(ReasoningPart(parsed.reasoning_content))
         if content:
             parts.append(ContentPart(content))
-        parts += [ToolCallPart(call) for call in calls]
-        self._answer = parsed_answer(parts, has_reasoning=parsed.reasoning_content is not None)
+        parts += [ToolCallPart(call) for call in held.calls]
+        self._answer = parsed_answer(parts, has_reasoning=parsed.reasoning_content is not None and not is_broken)
         return AnswerDelta(tuple(parts))
 
     def answer(self) -> ParsedAnswer:

@@ -188,7 +188,10 @@ class Generation:
         self._first_token_at = None
         self._stop_string = None
         self._answer = self._renderer.open_answer(
-            self._plan.prompt.token_ids, stop=self._plan.sampling.recorded.stop, call_id_seed=placement.turn_id
+            self._plan.prompt.token_ids,
+            tools=self._plan.incoming.tools,
+            stop=self._plan.sampling.recorded.stop,
+            call_id_seed=placement.turn_id,
         )
 
     async def _stream_from(self, engine: EngineClient) -> None:
