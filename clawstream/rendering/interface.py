@@ -170,6 +170,11 @@ class ChatRenderer(Protocol):
         """
         ...
 
+    def tool_call_beginning(self, prompt_ids: Sequence[int], name: str | None) -> list[int] | None:
+        """Ids that open a tool call after `prompt_ids`, of the tool `name` or of any: an answer that goes on from them
+        is a call. They belong to the prompt, and to the answer that is parsed. None: the family's form allows none."""
+        ...
+
     def parse(self, token_ids: Sequence[int], prompt_ids: Sequence[int] = ()) -> ParsedAnswer:
         """A whole answer's ids as content, reasoning and tool calls: what `open_answer` gives in sum."""
         ...

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import orjson
 from renderers.base import ToolCallParseStatus, create_renderer
 from renderers.configs import config_from_name
 
@@ -60,6 +61,8 @@ TOOLS_BEGIN = {
     "hy3": "<tool_calls:opensource>",
 }
 """Renderers whose reasoning and text stream, while tool calls in their own form are held back from this tag on."""
+_PACKAGE_ERRORS = (jinja2.TemplateError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
+"""What templates and the package's renderers raise on conversations and tools that they did not expect."""
 _REASONING_TAGS = {"hy3": ("<think:opensource>", "</think:opensource>")}
 _PROBES: tuple[list[dict[str, Any]], ...] = (
     [{"role": "user", "content": "Hello, who are you?"}],
@@ -132,11 +135,11 @@ class PackageRenderer:
         tools_given = list(tools) if tools and not self._spell_definitions else None
         try:
             ids = self._render_ids(prepared, tools_given)
-        except (jinja2.TemplateError, ValueError, TypeError, KeyError):
+        except _PACKAGE_ERRORS:
             # Many templates refuse a system message that is not the first. Another cause raises again.
             try:
                 ids = self._render_ids(hoist_system_messages(prepared), tools_given)
-            except (jinja2.TemplateError, ValueError, TypeError, KeyError) as error:
+            except _PACKAGE_ERRORS as error:
                 raise ContractError(f"the {self.name} renderer cannot render this conversation: {error}") from error
         return RenderedPrompt(ids, normalised.repaired)
 
@@ -155,7 +158,12 @@ class PackageRenderer:
         call_id_seed: str = "",
     ) -> AnswerStream:
         def parse_whole(token_ids: list[int]) -> HeldParse:
-            parsed = self._renderer.parse_response(token_ids, prompt_ids=list(prompt_ids), tools=list(tools) or None)
+            try:
+                parsed = self._renderer.parse_response(
+                    token_ids, prompt_ids=list(prompt_ids), tools=list(tools) or None
+                )
+            except _PACKAGE_ERRORS:  # odd tool definitions: what was said is kept as text
+                return HeldParse([], "")
             return _held_parse(parsed, call_id_seed)
 
         if self._family not in TAGGED_RENDERERS and self._family not in TOOLS_BEGIN:
@@ -168,6 +176,16 @@ class PackageRenderer:
             call_id_seed=call_id_seed,
             parse_held=parse_whole if self._family in TOOLS_BEGIN else None,
         )
+
+    def tool_call_beginning(self, prompt_ids: Sequence[int], name: str | None) -> list[int] | None:
+        if self._markers.tool_call is None or self._family not in TAGGED_RENDERERS:
+            return None
+        beginning = f'{self._markers.tool_call[0].text}\n{{"name": "'
+        if name is not None:
+            beginning += f'{orjson.dumps(name).decode()[1:-1]}", "arguments": '
+        if self._markers.reasoning is not None and self._starts_in_reasoning(prompt_ids):
+            beginning = f"\n{self._markers.reasoning[1].text}\n\n{beginning}"
+        return self.encode(beginning)
 
     def parse(self, token_ids: Sequence[int], prompt_ids: Sequence[int] = ()) -> ParsedAnswer:
         stream = self.open_answer(prompt_ids)

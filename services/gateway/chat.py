@@ -100,7 +100,7 @@ class ChatService:
         """
         received_at = self._clock.now()
         headers = redacted_headers(headers, secrets)
-        read, prompt = await self._read(surface, body)
+        read, prompt, beginning = await self._read(surface, body)
         request = read.answer
         body_hint = None if request.session_hint is None else redact(request.session_hint, secrets)
         plan = GenerationPlan(
@@ -118,6 +118,7 @@ class ChatService:
                 received_at=received_at,
             ),
             prompt=prompt,
+            answer_beginning=beginning,
             sampling=plan_sampling(
                 request,
                 prompt_tokens=len(prompt.token_ids),
@@ -147,19 +148,30 @@ class ChatService:
 
     async def count_tokens(self, surface: Surface, body: bytes) -> int:
         """How long the request's prompt is. Raises RequestRefused or ContractError."""
-        _, prompt = await self._read(surface, body)
+        _, prompt, _ = await self._read(surface, body)
         return len(prompt.token_ids)
 
-    async def _read(self, surface: Surface, body: bytes) -> tuple[SurfaceRequest, RenderedPrompt]:
+    async def _read(self, surface: Surface, body: bytes) -> tuple[SurfaceRequest, RenderedPrompt, list[int]]:
         if len(body) > _LARGE_BODY_BYTES:
             return await asyncio.to_thread(self._read_and_render, surface, body)
         return self._read_and_render(surface, body)
 
-    def _read_and_render(self, surface: Surface, body: bytes) -> tuple[SurfaceRequest, RenderedPrompt]:
+    def _read_and_render(self, surface: Surface, body: bytes) -> tuple[SurfaceRequest, RenderedPrompt, list[int]]:
+        """The request, its prompt, and how much of the prompt's end is the beginning of the answer."""
         read = surface.read(parse_json_object(body))
-        self.check_model(read.answer.model)
-        tools = [] if read.answer.tool_choice == "none" else read.answer.tools
-        return read, self._renderer.render(read.answer.messages, tools)
+        request = read.answer
+        self.check_model(request.model)
+        prompt = self._renderer.render(request.messages, [] if request.tool_choice == "none" else request.tools)
+        if request.tool_choice != "required":
+            return read, prompt, []
+        beginning = self._renderer.tool_call_beginning(prompt.token_ids, request.named_tool)
+        if beginning is None:
+            raise RequestRefused(
+                "tool_choice: a tool call cannot be demanded of this model; use auto",
+                code="invalid_parameter",
+                parameter="tool_choice",
+            )
+        return read, RenderedPrompt([*prompt.token_ids, *beginning], prompt.repaired), beginning
 
     def check_model(self, model: str | None) -> None:
         """Raises RequestRefused, status 404, for a model that is not served. No name means the one there is."""

@@ -52,6 +52,8 @@ class GenerationPlan:
 
     incoming: IncomingRequest
     prompt: RenderedPrompt
+    answer_beginning: list[int]
+    """[tokens], the last of the prompt: the answer's first words where the client demands a tool call. Often empty."""
     sampling: SamplingPlan
     streams: bool
     """What was sent cannot be taken back: an answer that streams is tried again only before its first token."""
@@ -188,11 +190,12 @@ class Generation:
         self._first_token_at = None
         self._stop_string = None
         self._answer = self._renderer.open_answer(
-            self._plan.prompt.token_ids,
+            self._plan.prompt.token_ids[: len(self._plan.prompt.token_ids) - len(self._plan.answer_beginning)],
             tools=self._plan.incoming.tools,
             stop=self._plan.sampling.recorded.stop,
             call_id_seed=placement.turn_id,
         )
+        self._put(self._answer.push(self._plan.answer_beginning), GenerationChunk([], []))
 
     async def _stream_from(self, engine: EngineClient) -> None:
         request = GenerationRequest(

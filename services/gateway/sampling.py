@@ -60,7 +60,8 @@ def plan_sampling(
         max_new_tokens=max_new_tokens,
         stop=list(request.stop),
         # A bias, or a token forbidden for a while, restricts what can be sampled just as a grammar does.
-        constrained=bool(grammar or request.logit_bias or request.min_tokens),
+        # So does the beginning of a tool call that the client demands.
+        constrained=bool(grammar or request.logit_bias or request.min_tokens or request.tool_choice == "required"),
     )
     parameters: dict[str, Any] = {
         "temperature": temperature,

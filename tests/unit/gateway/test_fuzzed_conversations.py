@@ -12,8 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawstream.rendering.renderer import PackageRenderer
+from clawstream.errors import ContractError, RequestRefused
+from clawstream.rendering.renderer import PackageRenderer, load_renderer
+from services.gateway.request_json import parse_json_object
+from services.gateway.surfaces.chat.surface import ChatSurface
+from services.gateway.surfaces.messages.surface import MessagesSurface
+from services.gateway.surfaces.responses.surface import ResponsesSurface
+from services.gateway.surfaces.surface import Surface
 from tests.fixtures.gateway_app import GatewayUnderTest, running_gateway
+from tests.fixtures.model_families import MODEL_FAMILIES, write_family_model
 from tests.unit.gateway.transcripts import TRANSCRIPTS
 
 ODD_VALUES: list[Any] = [
@@ -47,6 +54,14 @@ ODD_VALUES: list[Any] = [
     {"type": "function", "function": {"name": 7, "parameters": "x"}},
     json.loads("[" * 60 + "]" * 60),
 ]
+
+
+SURFACES: dict[str, Surface] = {
+    "/v1/chat/completions": ChatSurface(lambda token_ids: ""),
+    "/v1/responses": ResponsesSurface(),
+    "/v1/messages": MessagesSurface(),
+    "/v1/messages/count_tokens": MessagesSurface(),
+}
 
 
 def nodes(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -98,8 +113,37 @@ def served(tagged_renderer: PackageRenderer) -> Iterator[tuple[asyncio.Runner, G
         runner.run(running.__aexit__(None, None, None))
 
 
+@pytest.fixture(scope="module")
+def family_renderers(tmp_path_factory: pytest.TempPathFactory) -> list[PackageRenderer]:
+    return [
+        load_renderer(write_family_model(tmp_path_factory.mktemp("family"), family), family.name)
+        for family in MODEL_FAMILIES
+    ]
+
+
 @given(request=mutated())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=15, deadline=None)
+def test_every_family_renders_a_mutated_request_or_refuses_it(
+    family_renderers: list[PackageRenderer], request: tuple[str, dict[str, Any]]
+) -> None:
+    path, body = request
+    try:
+        asked = SURFACES[path].read(parse_json_object(json.dumps(body).encode())).answer
+    except RequestRefused:
+        return
+    for renderer in family_renderers:
+        try:
+            prompt = renderer.render(asked.messages, asked.tools)
+        except ContractError:
+            continue
+        opened = renderer.open_answer(prompt.token_ids, tools=asked.tools)
+        opened.push(prompt.token_ids)
+        opened.finish()
+        assert prompt.token_ids
+
+
+@given(request=mutated())
+@settings(max_examples=60, deadline=None)
 def test_a_mutated_request_is_served_or_refused(
     served: tuple[asyncio.Runner, GatewayUnderTest], request: tuple[str, dict[str, Any]]
 ) -> None:

@@ -38,7 +38,13 @@ class MessagesFormat:
 
     def first_chunks(self) -> list[bytes]:
         usage = usage_object(Usage(self._context.prompt_tokens, 0, 0))
-        message = {**self._message(), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        message: dict[str, Any] = {
+            **self._message(),
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
         return [_event("message_start", message=message)]
 
     def keep_alive(self) -> list[bytes]:

@@ -113,10 +113,10 @@ def _session_in_metadata(body: Mapping[str, Any]) -> str | None:
         return None
     if user_id.startswith("{"):
         try:
-            record = orjson.loads(user_id)
+            record: Any = orjson.loads(user_id)
         except orjson.JSONDecodeError:
             return None
-        session = record.get("session_id") if isinstance(record, dict) else None
+        session = cast("dict[str, Any]", record).get("session_id") if isinstance(record, dict) else None
         return session if isinstance(session, str) else None
     match = _SESSION_IN_USER_ID.search(user_id)
     return match[1] if match else None

@@ -64,8 +64,7 @@ class _Assistant:
             self._texts.append(_text_of(item.get("content"), f"{where}.content"))
             self._has_text = True
         elif kind == "reasoning":
-            parts = item.get("content") or item.get("summary") or []
-            self._reasoning.append(_text_of(parts, where))
+            self._reasoning.append(_text_of(item.get("content") or item.get("summary"), where))
         elif kind in ("function_call", "custom_tool_call"):
             self._calls.append(_call(item, kind))
         else:
