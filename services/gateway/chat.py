@@ -184,7 +184,7 @@ class ChatService:
             )
 
     def model_cards(self) -> list[dict[str, Any]]:
-        """For /v1/models. The context length stands under the names that different clients read."""
+        """For /v1/models, of OpenAI and Anthropic. The context length stands under the names that clients read."""
         limit = self._limits.max_context_tokens()
         return [
             {
@@ -192,6 +192,9 @@ class ChatService:
                 "object": "model",
                 "created": 0,
                 "owned_by": "clawstream",
+                "type": "model",
+                "display_name": self._limits.served_model,
+                "created_at": "1970-01-01T00:00:00Z",
                 "max_model_len": limit,
                 "context_length": limit,
                 "context_window": limit,

@@ -53,7 +53,8 @@ class AnswerResponse(Response):
                 self._started.generation.client_gone()
                 return
             await sending
-        except asyncio.CancelledError:
+        except BaseException:
+            # Whatever broke off the sending: what the client did not get is not trained, and the engine need not go on.
             self._started.generation.client_gone()
             raise
         finally:

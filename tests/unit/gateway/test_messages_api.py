@@ -242,6 +242,11 @@ async def test_a_waiting_stream_is_kept_alive_by_pings(tiny_renderer: PackageRen
     assert kinds[-1] == "message_stop"
 
 
+async def test_models_are_listed_for_anthropics_sdk_too(gateway: GatewayUnderTest) -> None:
+    async with client_of(gateway) as client:
+        assert [(card.id, card.type) async for card in client.models.list()] == [("policy", "model")]
+
+
 async def test_the_session_in_the_metadata_is_a_hint(gateway: GatewayUnderTest) -> None:
     session = "0f8fad5b-d9cb-469f-a165-70867728950e"
     async with client_of(gateway) as client:

@@ -2,12 +2,15 @@
 
 import asyncio
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
 
 from clawstream.rendering.renderer import PackageRenderer
+from schemas.events.turn import UntrainableReason
 from services.gateway.generation_events import Failed
+from services.gateway.surfaces.chat.format import ChatFormat
 from services.gateway.surfaces.chat.surface import ChatSurface
 from tests.fixtures.gateway_app import GatewayUnderTest, running_gateway
 from tests.fixtures.stub_engine import StubAnswer
@@ -41,6 +44,18 @@ async def test_a_body_that_stalls_is_408(tiny_renderer: PackageRenderer) -> None
     assert answer.startswith(b"HTTP/1.1 408")
     assert b"request_timeout" in answer
     assert gateway.conversations.placed == []
+
+
+async def test_an_answer_that_cannot_be_written_is_never_trained(gateway: GatewayUnderTest) -> None:
+    gateway.engine.enqueue(StubAnswer(token_ids=[10, 11, 12, 2], gate=asyncio.Event(), gate_after_tokens=2))
+    with mock.patch.object(ChatFormat, "piece_chunks", side_effect=RuntimeError("broken")):
+        async with httpx.AsyncClient(base_url=gateway.base_url, timeout=60) as client:
+            with pytest.raises(httpx.RemoteProtocolError):
+                await client.post("/v1/chat/completions", json={**BODY, "stream": True})
+    async with asyncio.timeout(60):
+        await gateway.conversations.wait_for_turns(1)
+    assert gateway.engine.disconnected == [gateway.engine.requests[0]["rid"]]
+    assert gateway.conversations.turns[0].untrainable_reason is UntrainableReason.CLIENT_GONE
 
 
 async def test_a_generation_that_is_cancelled_from_outside_says_so(gateway: GatewayUnderTest) -> None:

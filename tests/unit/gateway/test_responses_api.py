@@ -169,6 +169,7 @@ async def test_an_answer_that_was_cut_is_incomplete(gateway: GatewayUnderTest, s
             assert events[-1].type == "response.incomplete"
         else:
             response = await client.responses.create(model="policy", input="hi")
+    assert response.incomplete_details is not None
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert response.output_text == "one"
 
