@@ -26,7 +26,7 @@ from services.gateway.request_json import parse_json_object
 from services.gateway.sampling import plan_sampling
 from services.gateway.surfaces.answer_request import AnswerRequest
 from services.gateway.surfaces.surface import AnswerContext, AnswerFormat, Surface, SurfaceRequest
-from services.gateway.unrecorded import UnrecordedConversations, is_opted_out
+from services.gateway.unrecorded import UnrecordedTurns, is_opted_out
 
 _LARGE_BODY_BYTES = 64 * 1024
 """Above it, parsing and rendering leave the event loop to other requests."""
@@ -76,7 +76,7 @@ class ChatService:
         logger: Logger,
     ) -> None:
         self._limits = limits
-        self._unrecorded = UnrecordedConversations(id_source, metrics)
+        self._unrecorded = UnrecordedTurns(id_source, metrics)
         self._conversations = conversations
         self._router = router
         self._renderer = renderer

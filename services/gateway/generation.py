@@ -27,7 +27,7 @@ from services.gateway.capture import Capture
 from services.gateway.errors import DEFAULT_RETRY_AFTER_SECONDS, to_refusal
 from services.gateway.generation_events import Failed, Finished, GenerationEvent, Piece, Usage
 from services.gateway.openai_format import finish_reason
-from services.gateway.ports import Conversations, EngineRouter, IncomingRequest, Placement
+from services.gateway.ports import EngineRouter, IncomingRequest, Placement, TurnRecorder
 from services.gateway.sampling import SamplingPlan
 from services.gateway.turn_record import build_turn
 
@@ -69,7 +69,7 @@ class Generation:
         self,
         plan: GenerationPlan,
         *,
-        conversations: Conversations,
+        conversations: TurnRecorder,
         router: EngineRouter,
         renderer: ChatRenderer,
         clock: Clock,

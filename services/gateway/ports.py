@@ -85,8 +85,8 @@ class RecordedOutcome:
     """One per turn, in the order of steps."""
 
 
-class Conversations(Protocol):
-    """The session tree, its index and the outbox."""
+class TurnRecorder(Protocol):
+    """What one answer needs of conversations: a place before, a record after."""
 
     async def place(self, request: IncomingRequest) -> Placement:
         """Finds session and parent; writes down the parent's next state before anything is generated.
@@ -102,6 +102,10 @@ class Conversations(Protocol):
         (`x-clawstream-recorded: false`).
         """
         ...
+
+
+class Conversations(TurnRecorder, Protocol):
+    """The session tree, its index and the outbox."""
 
     async def feedback(
         self, principal: str, response_id: str, *, feedback_id: str, score: float, text: str | None, source: str

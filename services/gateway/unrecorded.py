@@ -28,8 +28,8 @@ def is_opted_out(headers: Mapping[str, str], store: bool | None) -> bool:
     return not _VALUES[value]
 
 
-class UnrecordedConversations:
-    """Implements `services.gateway.ports.Conversations` for turns that were opted out: it knows nothing."""
+class UnrecordedTurns:
+    """Implements `services.gateway.ports.TurnRecorder` for turns that were opted out: it forgets them."""
 
     def __init__(self, id_source: IdSource, metrics: Metrics) -> None:
         self._id_source = id_source
@@ -53,13 +53,3 @@ class UnrecordedConversations:
         """Forgets the turn."""
         self._metrics.increment("turns_opted_out_total")
         return False
-
-    async def feedback(
-        self, principal: str, response_id: str, *, feedback_id: str, score: float, text: str | None, source: str
-    ) -> str:
-        """No answer is known."""
-        raise LookupError(response_id)
-
-    def is_ready(self) -> bool:
-        """There is nothing to wait for."""
-        return True
