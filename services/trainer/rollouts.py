@@ -81,7 +81,10 @@ def _is_over(members: Sequence[Arrival], now_seconds: float, rules: RolloutRules
     steps = {position.step_index for position in positions}
     counts = [position.trainable_turns for position in positions if position.trainable_turns is not None]
     if counts:
-        return len(steps) >= max(counts)
+        # An outcome is written for every turn: until each has its own, a judge's older word may stand in for a moment.
+        ended = {position.step_index for position in positions if position.trainable_turns is not None}
+        settled = len(steps) >= max(counts) and silence >= rules.settle_seconds
+        return settled or len(ended) >= max(counts)
     lasts = [position.last_step_index for position in positions if position.last_step_index is not None]
     if lasts and steps >= set(range(max(lasts) + 1)):
         return True

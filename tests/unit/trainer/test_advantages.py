@@ -175,8 +175,17 @@ def test_turns_that_may_not_be_trained_are_not_waited_for() -> None:
     batch.add(candidate("a", rollout="r", step=0, step_reward=0.0), 0.0)
     assert batch.closes(20.0) is None
     batch.add(candidate("c", rollout="r", step=2, outcome=1.0, num_steps=4, trainable_turns=2), 20.0)
-    assert batch.closes(20.0) == "count"
-    assert advantages(batch.close("count", 20.0, 0.0)) == {"a": 0.125, "c": 0.5}, "the last step lies after both"
+    assert batch.closes(21.0) is None, "the outcome of step 0 may be on its way"
+    assert batch.closes(22.0) == "count"
+    assert advantages(batch.close("count", 22.0, 0.0)) == {"a": 0.125, "c": 0.5}, "the last step lies after both"
+
+
+def test_a_rollout_is_over_when_every_turn_has_its_outcome() -> None:
+    batch = batcher(batch_size=1)
+    for step in (2, 0):
+        assert batch.closes(0.0) is None
+        batch.add(candidate(str(step), rollout="r", step=step, outcome=1.0, num_steps=3, trainable_turns=2), 0.0)
+    assert batch.closes(0.0) == "count"
 
 
 def test_a_rollout_without_an_end_is_over_after_its_timeout() -> None:
