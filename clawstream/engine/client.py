@@ -22,6 +22,8 @@ from clawstream.errors import EngineError, EngineProtocolError, EngineRejected, 
 
 _MAX_ERROR_CHARACTERS = 2000
 """Of an engine's error body that is kept."""
+_NOT_FOUND = 404
+_NOT_READY = 503
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,18 @@ class HttpEngineClient:
             return False
         return True
 
+    async def accepts_requests(self) -> bool:
+        status = await self._status_of("/ready", self._timeouts.health_seconds)
+        return status != _NOT_READY
+
+    async def server_information(self) -> Mapping[str, Any]:
+        try:
+            return await self._get("/server_info", self._timeouts.control_seconds)
+        except EngineRejected as error:
+            if error.status == _NOT_FOUND:
+                return {}
+            raise
+
     async def pause(self, mode: PauseMode) -> None:
         await self._post("/pause_generation", {"mode": mode.value}, self._timeouts.control_seconds)
 
@@ -216,6 +230,14 @@ class HttpEngineClient:
 
     async def _get(self, path: str, timeout_seconds: float) -> Mapping[str, Any]:
         return await self._call("GET", path, None, timeout_seconds)
+
+    async def _status_of(self, path: str, timeout_seconds: float) -> int:
+        async with (
+            self._errors_mapped(path),
+            asyncio.timeout(timeout_seconds),
+            self._open_session().get(f"{self._base_url}{path}", headers=self._headers) as response,
+        ):
+            return response.status
 
     async def _call(self, method: str, path: str, body: bytes | None, timeout_seconds: float) -> Mapping[str, Any]:
         """A whole call. An answer that is not a JSON object is given as `{"message": text}`: SGLang has some."""

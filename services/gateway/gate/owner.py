@@ -7,7 +7,7 @@ written in between, it stops. So the topic is the lock, and its order decides.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from clawstream.clock import Clock
@@ -50,6 +50,8 @@ class _Charge:
     retry_at: float = 0.0
     """Monotonic seconds before which no update is tried."""
     error: str = ""
+    commands: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the engine is commanded: a late resume must not end the pause of an update."""
 
     @property
     def name(self) -> str:
@@ -156,9 +158,7 @@ class GateOwner:
             self._board.extend(charge.name, self._settings.heartbeat_expiry_seconds)
             return
         try:
-            if charge.must_resume:
-                await within(deadlines.resume_seconds, "resuming", charge.client.resume())
-                charge.must_resume = False
+            await self._resume_orphan(charge)
             information = await within(
                 deadlines.probe_seconds, "asking for the version", charge.client.model_information()
             )
@@ -189,6 +189,25 @@ class GateOwner:
         charge.served = None
         why = charge.error or f"reports version {reported}, which the gate did not load"
         self._show(charge, EngineState.FAILED, None, error=why)
+
+    async def _resume_orphan(self, charge: _Charge) -> None:
+        """Un-pauses an engine that nobody updates: a dead owner left it so, or a zombie's late command.
+
+        Nobody but the owner pauses an engine for longer than a moment, so a pause without an update is an orphan.
+        """
+        deadlines = self._settings.deadlines
+        async with charge.commands:
+            if charge.is_updating:
+                return
+            if not charge.must_resume:
+                accepts = await within(
+                    deadlines.probe_seconds, "asking whether it is paused", charge.client.accepts_requests()
+                )
+                if accepts:
+                    return
+                self._logger.warning("an engine was paused and nobody updates it; resuming it", engine=charge.name)
+            await within(deadlines.resume_seconds, "resuming", charge.client.resume())
+            charge.must_resume = False
 
     def _show_serving(self, charge: _Charge) -> None:
         state = EngineState.FAILED if charge.error else EngineState.READY
@@ -308,14 +327,15 @@ class GateOwner:
             may_still_command=lambda: not self.was_lost,
         )
         self._logger.info("updates an engine", engine=charge.name, from_version=charge.served, to_version=version)
-        charge.is_updating = True
         started = self._clock.monotonic_seconds()
-        try:
-            result = await update.run(target, fallbacks)
-        except BusError as error:
-            result = UpdateResult(None if update.weights_touched else charge.served, f"was not updated: {error}")
-        finally:
-            charge.is_updating = False
+        async with charge.commands:
+            charge.is_updating = True
+            try:
+                result = await update.run(target, fallbacks)
+            except BusError as error:
+                result = UpdateResult(None if update.weights_touched else charge.served, f"was not updated: {error}")
+            finally:
+                charge.is_updating = False
         seconds = self._clock.monotonic_seconds() - started
         self._end_update(charge, result)
         self._logger.info(

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from clawstream import topics
@@ -13,8 +14,10 @@ from clawstream.bus.interface import Consumer, RebalanceCallbacks, Record
 from clawstream.bus.memory import MemoryBus
 from clawstream.codec import decode_as
 from clawstream.engine.interface import GenerationRequest
+from clawstream.errors import WeightsError
 from clawstream.topics import topic_definitions
 from clawstream.topics_admin import apply_topics
+from clawstream.weights.on_log import release, roll_back
 from schemas.events import WeightsAppliedEvent
 from schemas.events.base import VersionSpan
 from schemas.events.weights import EngineState
@@ -23,7 +26,15 @@ from services.gateway.gate.settings import GateDeadlines
 from tests.fixtures.buses import read_all
 from tests.fixtures.gates import NAMESPACE, SETTINGS, GateEngine, running_gate, until, versions
 from tests.fixtures.stub_engine import StubAnswer
-from tests.fixtures.weights import make_artefact, pointer_record, removed_record, version_record, write
+from tests.fixtures.weights import (
+    MOMENT,
+    POLICY,
+    make_artefact,
+    pointer_record,
+    removed_record,
+    version_record,
+    write,
+)
 
 
 @pytest.fixture
@@ -208,7 +219,9 @@ async def test_removed_artefact_is_named_and_the_old_version_serves(engines: lis
         assert versions(gate) == [0, 0]
 
 
-async def test_downgrade_only_by_rollback(engines: list[GateEngine], tmp_path: Path) -> None:
+async def test_downgrade_only_by_a_rollback_which_holds_until_it_is_released(
+    engines: list[GateEngine], tmp_path: Path
+) -> None:
     bus = memory_bus()
     async with running_gate(bus, engines[:1]) as gate:
         publish(bus, tmp_path, 1)
@@ -218,8 +231,71 @@ async def test_downgrade_only_by_rollback(engines: list[GateEngine], tmp_path: P
         seen = len(heartbeats(bus))
         await until(gate, lambda: len(heartbeats(bus)) > seen + 2)
         assert versions(gate) == [2]
-        write(bus, pointer_record(1, NAMESPACE, rollback=True))
+        roll_back(bus, NAMESPACE, POLICY, 1, reason="it swears", now=MOMENT)
         await until(gate, lambda: versions(gate) == [1])
+        assert gate.status()["rolled_back"]
+        publish(bus, tmp_path, 3)
+        seen = len(heartbeats(bus))
+        await until(gate, lambda: len(heartbeats(bus)) > seen + 2)
+        assert versions(gate) == [1], "training goes on; what it makes waits"
+        assert release(bus, NAMESPACE, POLICY) == 3
+        await until(gate, lambda: versions(gate) == [3])
+        assert engines[0].loads()[-3:] == ["2", "1", "3"]
+
+
+async def test_a_rollback_names_a_version_that_is_there(tmp_path: Path) -> None:
+    bus = memory_bus()
+    for version in (1, 2):
+        publish(bus, tmp_path, version)
+    write(bus, removed_record(1, NAMESPACE))
+    with pytest.raises(WeightsError, match=r"version 1 .* removed .* there are: 2"):
+        roll_back(bus, NAMESPACE, POLICY, 1, reason="", now=MOMENT)
+    with pytest.raises(WeightsError, match="nothing to release"):
+        release(bus, NAMESPACE, POLICY)
+
+
+async def test_an_orphaned_pause_is_ended(engines: list[GateEngine], tmp_path: Path) -> None:
+    """Somebody's late command, perhaps of an owner that was replaced long ago."""
+    bus = memory_bus()
+    async with running_gate(bus, engines[:1]) as gate:
+        publish(bus, tmp_path, 1)
+        await until(gate, lambda: versions(gate) == [1])
+        async with aiohttp.ClientSession() as session:
+            await session.post(f"{engines[0].base_url}/pause_generation", json={"mode": "retract"})
+        assert [span.weight_version for span in await ask(gate, "session")] == [1]
+        assert not engines[0].paused
+
+
+async def test_an_owner_does_not_end_the_pause_of_its_own_update(engines: list[GateEngine], tmp_path: Path) -> None:
+    bus = memory_bus()
+    go_on = asyncio.Event()
+    engines[0].load_scripts = [go_on]
+    async with running_gate(bus, engines) as gate:
+        await until(gate, lambda: versions(gate) == [0, 0])
+        publish(bus, tmp_path, 1)
+        await engines[0].load_began.wait()
+        seen = len(heartbeats(bus, "engine-1"))
+        await until(gate, lambda: len(heartbeats(bus, "engine-1")) > seen + 3)
+        assert engines[0].paused, "several looks later"
+        go_on.set()
+        await until(gate, lambda: versions(gate) == [1, 1])
+        resumes = [path for path, _ in engines[0].control_calls].count("/continue_generation")
+        assert resumes == 2, "one at the beginning of the term and one after the load"
+
+
+async def test_an_engine_started_without_its_flags_serves_and_is_named(engines: list[GateEngine]) -> None:
+    engines[0].incremental = False
+    engines[1].weight_version = "default"
+    async with running_gate(memory_bus(), engines) as gate:
+        await until(gate, lambda: versions(gate) == [0, 0])
+
+        def warnings() -> list[list[str]]:
+            return [engine["warnings"] for engine in gate.status()["engines"].values()]
+
+        await until(gate, lambda: warnings()[0] != [])
+        assert "--incremental-streaming-output" in warnings()[0][0]
+        assert engines[1].loads() == ["0"], "it called its weights `default`: version 0 was loaded by name"
+        assert [span.weight_version for span in await ask(gate, "session")] == [0]
 
 
 async def test_restarted_engine_gets_the_pointers_version_before_traffic(
