@@ -1,7 +1,7 @@
 """`EngineClient` over HTTP: SGLang's API, which `services.engine` speaks too."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -53,14 +53,24 @@ class HttpEngineClient:
     """
 
     def __init__(
-        self, name: str, base_url: str, *, timeouts: EngineTimeouts | None = None, api_key: str | None = None
+        self,
+        name: str,
+        base_url: str,
+        *,
+        timeouts: EngineTimeouts | None = None,
+        api_key: str | None = None,
+        may_be_silent: Callable[[], bool] = lambda: False,
     ) -> None:
+        """While `may_be_silent` says so, as during a weight update, a running answer is waited for past its deadline;
+        whoever says so must have a deadline of its own.
+        """
         self._name = name
         self._base_url = base_url.rstrip("/")
         self._timeouts = timeouts or EngineTimeouts()
         self._headers = {"content-type": "application/json"}
         if api_key is not None:
             self._headers["authorization"] = f"Bearer {api_key}"
+        self._may_be_silent = may_be_silent
         self._session: aiohttp.ClientSession | None = None
 
     @property
@@ -88,8 +98,7 @@ class HttpEngineClient:
                 # No deadline is open while the consumer works on a chunk: its time does not count.
                 wait_seconds = self._timeouts.first_chunk_seconds
                 while True:
-                    async with asyncio.timeout(wait_seconds):
-                        piece = await response.content.readany()
+                    piece = await self._next_piece(response, wait_seconds)
                     if not piece:
                         break
                     for data in splitter.feed(piece):
@@ -102,6 +111,15 @@ class HttpEngineClient:
                             return
                         wait_seconds = self._timeouts.idle_seconds
         raise EngineUnavailable(f"engine {self._name}: the answer broke off after {tokens} tokens")
+
+    async def _next_piece(self, response: aiohttp.ClientResponse, wait_seconds: float) -> bytes:
+        while True:
+            try:
+                async with asyncio.timeout(wait_seconds):
+                    return await response.content.readany()
+            except TimeoutError:
+                if not self._may_be_silent():
+                    raise
 
     async def generate_text(
         self, input_ids: Sequence[int], sampling_parameters: Mapping[str, Any]

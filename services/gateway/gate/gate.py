@@ -103,6 +103,10 @@ class WeightGate:
         """Whether this gateway commands the engines now."""
         return self._owner is not None
 
+    def is_updating(self, engine_name: str) -> bool:
+        """Whether the engine may be paused for an update: answers that run on it are then late, not lost."""
+        return self._board.is_updating(engine_name)
+
     async def start(self) -> None:
         """Begins to follow the log and takes part in the election. Does not wait for an engine."""
         self._log.start()

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
@@ -13,7 +13,8 @@ from clawstream import topics
 from clawstream.bus.interface import Consumer, RebalanceCallbacks, Record
 from clawstream.bus.memory import MemoryBus
 from clawstream.codec import decode_as
-from clawstream.engine.interface import GenerationRequest
+from clawstream.engine.client import EngineTimeouts
+from clawstream.engine.interface import GenerationChunk, GenerationRequest
 from clawstream.errors import WeightsError
 from clawstream.topics import topic_definitions
 from clawstream.topics_admin import apply_topics
@@ -64,6 +65,12 @@ async def ask(gate: WeightGate, session: str) -> list[VersionSpan]:
                 assert chunk.finish_reason == "stop"
                 return chunk.version_spans
     raise AssertionError("the answer had no end")
+
+
+async def collect(stream: AsyncGenerator[GenerationChunk]) -> list[VersionSpan]:
+    """The weights of the tokens of an answer that goes on."""
+    chunks = [chunk async for chunk in stream]
+    return chunks[-1].version_spans
 
 
 class StoppableBus(MemoryBus):
@@ -165,6 +172,33 @@ async def test_a_single_engine_holds_requests_and_measures_it(engines: list[Gate
         held = heartbeats(bus)[-1].hold_seconds
         assert held is not None
         assert held > 0
+
+
+async def test_an_answer_outlives_a_load_that_takes_longer_than_its_deadline(
+    engines: list[GateEngine], tmp_path: Path
+) -> None:
+    bus = memory_bus()
+    go_on = asyncio.Event()
+    engines[0].load_scripts = [go_on]
+    begun = asyncio.Event()
+    engines[0].enqueue(StubAnswer(gate=begun, gate_after_tokens=1))
+    async with running_gate(bus, engines[:1], timeouts=EngineTimeouts(idle_seconds=0.05)) as gate:
+        await until(gate, lambda: versions(gate) == [0])
+        async with gate.router.lease("session") as lease:
+            stream = lease.engine.generate(GenerationRequest("session", [1, 2, 3], {"max_new_tokens": 8}))
+            await anext(stream)
+            publish(bus, tmp_path, 1)
+            await engines[0].load_began.wait()
+            begun.set()
+            answering = asyncio.create_task(collect(stream))
+            beats = len(heartbeats(bus))
+            assert gate.is_updating("engine-0")
+            await asyncio.wait([answering], timeout=0.5)  # ten times its deadline
+            assert not answering.done()
+            go_on.set()
+            assert [span.weight_version for span in await answering] == [0, 1]
+        assert len(heartbeats(bus)) > beats
+        assert not gate.is_updating("engine-0")
 
 
 @pytest.mark.parametrize("status", [200, 400, 503])
