@@ -57,6 +57,17 @@ async def test_success_goes_through_all_phases_in_order() -> None:
     assert engine.calls == ["out for 5", "pause retract", "load 5", "ask", "resume"]
 
 
+async def test_the_artefact_is_read_once_and_before_anybody_is_held() -> None:
+    engine = ScriptedEngine(weight_version=4)
+
+    async def directory() -> str:
+        engine.calls.append("verify 5")
+        return "version-5"
+
+    await Outside(engine, serving=4).update.run(LoadableVersion(5, directory), [loadable(4)])
+    assert engine.calls == ["verify 5", "out for 5", "pause retract", "load 5", "ask", "resume"]
+
+
 async def test_torn_artefact_is_not_loaded_and_the_engine_is_not_touched() -> None:
     engine = ScriptedEngine(weight_version=4)
     result = await Outside(engine, serving=4).update.run(loadable(5, WeightsError("model.safetensors torn")), [])
