@@ -42,7 +42,7 @@ def ensure_sglang(environment: Mapping[str, str]) -> Path:
     if (directory / _COMPLETE).is_file():
         return python
     directory.parent.mkdir(parents=True, exist_ok=True)
-    with directory.with_suffix(".lock").open("w") as lock:
+    with directory.with_name(f"{directory.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (directory / _COMPLETE).is_file():
             shutil.rmtree(directory, ignore_errors=True)

@@ -206,6 +206,7 @@ class GateOwner:
                 if accepts:
                     return
                 self._logger.warning("an engine was paused and nobody updates it; resuming it", engine=charge.name)
+                self._metrics.increment("orphaned_pauses_total", engine=charge.name)
             await within(deadlines.resume_seconds, "resuming", charge.client.resume())
             charge.must_resume = False
 
@@ -337,6 +338,10 @@ class GateOwner:
             finally:
                 charge.is_updating = False
         seconds = self._clock.monotonic_seconds() - started
+        self._metrics.observe("weight_update_seconds", seconds)
+        self._metrics.increment(
+            "weight_updates_total", engine=charge.name, result="failed" if result.error else "loaded"
+        )
         self._end_update(charge, result)
         self._logger.info(
             "an engine's update ended",
