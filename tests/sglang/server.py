@@ -14,8 +14,8 @@ import httpx
 
 from clawstream.process_identity import free_ports
 
-KERNELS = Path(__file__).with_name("without_gpu")
-"""The folder that stands in for SGLang's GPU kernels."""
+WITHOUT_GPU = Path(__file__).with_name("without_gpu")
+"""The folder with what stands in for SGLang's GPU kernels, and with the list of models to import."""
 FLAGS = (
     *("--incremental-streaming-output", "--weight-version", "0"),
     *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--dtype", "float32"),
@@ -23,7 +23,9 @@ FLAGS = (
     *("--skip-server-warmup", "--host", "127.0.0.1"),
 )
 """The first line is what clawstream asks for everywhere; the rest is what a CPU needs. The radix cache stays on."""
-_START_SECONDS = 300.0
+_START_SECONDS = 900.0
+"""25 seconds on a quiet machine; minutes the first time on a busy one."""
+_TAIL_COLUMNS = 300
 _STOP_SECONDS = 30.0
 
 
@@ -47,8 +49,9 @@ def running_sglang(
     command = [str(python), "-m", "sglang.launch_server", "--model-path", str(model_directory), "--port", str(port)]
     own = {name: value for name, value in environment.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     own |= {
-        "PYTHONPATH": str(KERNELS),
+        "PYTHONPATH": str(WITHOUT_GPU),
         "SGLANG_USE_CPU_ENGINE": "1",
+        "SGLANG_EXTERNAL_MODEL_PACKAGE": "served_models",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
@@ -73,7 +76,7 @@ def _wait_until_it_answers(process: subprocess.Popen[bytes], url: str, log: Path
             if httpx.get(f"{url}/server_info", timeout=10.0).status_code == 200:
                 return
         if process.poll() is not None or time.monotonic() > deadline:
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-40:])
+            tail = "\n".join(line[:_TAIL_COLUMNS] for line in log.read_text(errors="replace").splitlines()[-40:])
             raise AssertionError(f"SGLang did not start (exit code {process.poll()}):\n{tail}")
         time.sleep(0.2)  # another process: there is no event to await
 
