@@ -22,6 +22,9 @@ from clawstream.errors import EngineError, EngineProtocolError, EngineRejected, 
 
 _MAX_ERROR_CHARACTERS = 2000
 """Of an engine's error body that is kept."""
+_KEEP_ALIVE_SECONDS = 2.0
+"""An idle connection is used again only so long. Uvicorn, which serves SGLang, closes it after 5 seconds: a POST that
+meets the closing fails, and cannot be repeated blindly."""
 _NOT_FOUND = 404
 _NOT_READY = 503
 
@@ -237,7 +240,7 @@ class HttpEngineClient:
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._timeouts.connect_seconds),
                 read_bufsize=1 << 20,
             )

@@ -9,11 +9,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 from clawstream.engine.interface import GenerationChunk, PauseMode
 from clawstream.errors import EngineRejected
-from services.engine.tiny_model import write_tiny_model
 from services.gateway.gate.settings import GateDeadlines
 from services.gateway.gate.update import EngineUpdate, LoadableVersion, UpdateResult
 from tests.sglang.conftest import TOLERANCE, Answer, Sglang, assemble
@@ -196,37 +194,15 @@ async def test_the_gates_update_is_not_noticed_by_anybody_under_load(
             )
 
 
-def missing_directory(directory: Path) -> Path:
-    """Nothing is there."""
-    return directory / "absent"
-
-
-def torn_file(directory: Path) -> Path:
-    """The end of the weights is missing."""
-    model = write_tiny_model(directory / "torn", "qwen3", 1)
-    weights = model / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1000])
-    return model
-
-
-def other_shape(directory: Path) -> Path:
-    """One tensor has another shape: SGLang finds out when it has loaded some of the others."""
-    model = write_tiny_model(directory / "misshapen", "qwen3", 1)
-    tensors = load_file(model / "model.safetensors")
-    name = "model.layers.1.mlp.down_proj.weight"
-    tensors[name] = tensors[name][:, :-2].contiguous()
-    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
-    return model
-
-
-@pytest.mark.parametrize("broken", [missing_directory, torn_file, other_shape])
 async def test_a_load_that_fails_puts_the_old_version_back(
-    sglang: Sglang, references: list[Reference], tmp_path: Path, broken: Callable[[Path], Path]
+    sglang: Sglang, references: list[Reference], tmp_path: Path
 ) -> None:
+    """Files that are not there. Those that are torn, or of another shape, never get so far: the gate reads them first
+    (SGLang 0.5.23 would end: its own way back reads the same files again)."""
     results: list[UpdateResult] = []
 
     async def change() -> None:
-        results.append(await gate_update(sglang, (7, broken(tmp_path)), (0, sglang.models[0]))())
+        results.append(await gate_update(sglang, (7, tmp_path / "absent"), (0, sglang.models[0]))())
 
     answer = await answer_across(sglang, change)
     [result] = results

@@ -22,6 +22,7 @@ from clawstream.weights.on_log import release, roll_back
 from schemas.events import WeightsAppliedEvent
 from schemas.events.base import VersionSpan
 from schemas.events.weights import EngineState
+from services.engine.tiny_model import write_tiny_model
 from services.gateway.gate.gate import WeightGate
 from services.gateway.gate.settings import GateDeadlines
 from tests.fixtures.buses import read_all
@@ -237,6 +238,23 @@ async def test_corrupt_artefact_is_never_loaded(engines: list[GateEngine], tmp_p
         assert [engine.loads() for engine in engines] == [["1"], ["1"]]
         torn.write_bytes(whole)
         await until(gate, lambda: versions(gate) == [2, 2])
+
+
+async def test_a_version_of_another_model_is_never_loaded(engines: list[GateEngine], tmp_path: Path) -> None:
+    """SGLang 0.5.23 ends when a tensor has another shape: one engine after another would."""
+    bus = memory_bus()
+    base = write_tiny_model(tmp_path / "base")
+    engines[0].model_path = str(base)
+    async with running_gate(bus, engines[:1]) as gate:
+        await until(gate, lambda: versions(gate) == [0])
+        for version, model in ((1, base), (2, write_tiny_model(tmp_path / "wider", hidden_size=96))):
+            event = make_artefact(tmp_path, version, model)
+            write(bus, version_record(event, NAMESPACE), pointer_record(version, NAMESPACE))
+            if version == 1:
+                await until(gate, lambda: versions(gate) == [1])
+        await until(gate, lambda: "does not fit" in gate.status()["engines"]["engine-0"]["error"])
+        assert versions(gate) == [1]
+        assert engines[0].loads() == ["1"]
 
 
 async def test_removed_artefact_is_named_and_the_old_version_serves(engines: list[GateEngine], tmp_path: Path) -> None:
