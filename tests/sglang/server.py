@@ -20,7 +20,7 @@ FLAGS = (
     *("--incremental-streaming-output", "--weight-version", "0"),
     *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--dtype", "float32"),
     *("--mem-fraction-static", "0.2", "--max-total-tokens", "20000", "--disable-overlap-schedule"),
-    *("--skip-server-warmup", "--host", "127.0.0.1"),
+    *("--skip-server-warmup", "--sleep-on-idle", "--host", "127.0.0.1"),
 )
 """The first line is what clawstream asks for everywhere; the rest is what a CPU needs. The radix cache stays on."""
 _START_SECONDS = 900.0
