@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import orjson
 import pytest
 
 from tests.sglang.conftest import TOLERANCE, Sglang
@@ -16,6 +17,7 @@ SGLANG_ONLY = frozenset(
         *("e2e_latency", "response_sent_to_client_ts", "queue_time", "prefill_launch_delay", "prefill_launch_latency"),
         *("request_received_ts", "inference_time", "decode_throughput", "forward_entry_time", "prefill_finished_ts"),
         *("num_retractions", "total_retractions", "cached_tokens_details", "reasoning_tokens", "dp_rank"),
+        *("output_token_logprobs_length",),
     }
 )
 
@@ -39,21 +41,32 @@ async def test_greedy_ids_and_logprobs_are_equal(sglang: Sglang, engine: EngineU
 
 
 @pytest.mark.parametrize(
+    "penalty", [{"repetition_penalty": 1.3}, {"frequency_penalty": 0.7}, {"presence_penalty": 1.5}], ids=str
+)
+async def test_penalties_do_the_same(sglang: Sglang, engine: EngineUnderTest, penalty: dict[str, float]) -> None:
+    parameters: dict[str, float] = {"temperature": 0.0, "max_new_tokens": 48, "ignore_eos": True, **penalty}
+    theirs = await sglang.ask_whole(PROMPTS[0], **parameters)
+    ours = await engine.generate(PROMPTS[0], **parameters)
+    assert ours["output_ids"] == theirs["output_ids"]
+    assert _logprobs(ours) == pytest.approx(_logprobs(theirs), abs=TOLERANCE)
+    without = await engine.generate(PROMPTS[0], temperature=0.0, max_new_tokens=48, ignore_eos=True)
+    assert ours["output_ids"] != without["output_ids"]
+
+
+@pytest.mark.parametrize(
     "parameters",
     [
         {"temperature": 0.6},
         {"temperature": 1.0, "top_p": 0.8},
         {"temperature": 1.0, "top_k": 5},
         {"temperature": 0.8, "min_p": 0.1},
-        {"temperature": 1.0, "repetition_penalty": 1.2},
-        {"temperature": 1.0, "frequency_penalty": 0.5, "presence_penalty": 0.5},
     ],
     ids=str,
 )
 async def test_both_report_the_logprobs_of_the_same_distribution(
     sglang: Sglang, engine: EngineUnderTest, parameters: dict[str, float]
 ) -> None:
-    """One says what the other's sampled ids have: greedy at the same settings, token by token, takes away chance."""
+    """What one sampled has the same log-prob in the other's whole distribution."""
     theirs = await sglang.ask_whole(PROMPTS[0], **(parameters | {"max_new_tokens": 1, "ignore_eos": True}))
     [token] = theirs["output_ids"]
     top = await engine.generate(
@@ -153,14 +166,14 @@ async def test_control_calls_are_answered_alike(
         {"input_ids": PROMPTS[0], "sampling_params": {"max_new_tokens": 4, "top_p": 1.5}},
         {"input_ids": PROMPTS[0], "sampling_params": {"max_new_tokens": 100_000}},
         {"input_ids": [], "sampling_params": {"max_new_tokens": 4}},
-        {"input_ids": [512], "sampling_params": {"max_new_tokens": 4}},
     ],
-    ids=["temperature", "top_p", "too-long", "empty", "no-such-token"],
+    ids=["temperature", "top_p", "too-long", "empty"],
 )
 async def test_what_one_refuses_the_other_refuses(
     sglang: Sglang, engine: EngineUnderTest, body: dict[str, Any]
 ) -> None:
     theirs, ours = await sglang.raw.post("/generate", json=body), await engine.client.post("/generate", json=body)
+    """Not asked here: an id beyond the vocabulary, which ends SGLang 0.5.23 and is 400 here."""
     assert theirs.status_code == ours.status_code == 400, theirs.text
 
 
@@ -171,8 +184,6 @@ def _logprobs(answer: dict[str, Any]) -> list[float]:
 
 
 async def _chunks(client: Any, body: dict[str, Any]) -> list[dict[str, Any]]:
-    import orjson
-
     found: list[dict[str, Any]] = []
     async with client.stream("POST", "/generate", json=body) as response:
         assert response.status_code == 200
