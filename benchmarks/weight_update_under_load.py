@@ -239,6 +239,7 @@ async def measure(model: Path, users_count: int, updates: int) -> dict[str, Any]
             windows: list[tuple[float, float]] = []
             async with talking(gateway_url, users_count) as users:
                 exported = 0.0
+                events: list[Any] = []
                 for version in range(1, updates + 1):
                     before = users.answers
                     while users.answers < before + users_count:  # noqa: ASYNC110 - answers come from another process
