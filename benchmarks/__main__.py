@@ -25,6 +25,10 @@ def main(
         "gateway against the engine": ["benchmarks.gateway_against_engine", str(model_directory)],
         "turn to log": ["benchmarks.turn_to_log", str(model_directory)],
         "20,000 sessions through a gateway": ["benchmarks.gateway_memory", str(model_directory)],
+        "weight update under load, and batch closed to version in service": [
+            "benchmarks.weight_update_under_load",
+            str(model_directory),
+        ],
     }
     failed = False
     for title, command in commands.items():

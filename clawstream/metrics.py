@@ -28,6 +28,8 @@ CounterName = Literal[
     "ledger_hits_total",
     "samples_dropped_total",
     "train_steps_total",
+    "weight_updates_total",
+    "orphaned_pauses_total",
 ]
 GaugeName = Literal[
     "outbox_entries",
@@ -53,6 +55,7 @@ HistogramName = Literal[
     "train_step_seconds",
     "publish_seconds",
     "checkpoint_seconds",
+    "weight_update_seconds",
 ]
 
 
@@ -84,6 +87,8 @@ COUNTERS: Final[dict[CounterName, MetricDefinition]] = {
     "ledger_hits_total": MetricDefinition("Model calls answered by the ledger.", ()),
     "samples_dropped_total": MetricDefinition("Samples read and not trained.", ("reason",)),
     "train_steps_total": MetricDefinition("Training steps.", ("result",)),
+    "weight_updates_total": MetricDefinition("Updates of an engine: loaded or failed.", ("engine", "result")),
+    "orphaned_pauses_total": MetricDefinition("Engines that were paused although nobody updated them.", ("engine",)),
 }
 GAUGES: Final[dict[GaugeName, MetricDefinition]] = {
     "outbox_entries": MetricDefinition("Entries of the outbox that are not on the log yet."),
@@ -109,6 +114,7 @@ HISTOGRAMS: Final[dict[HistogramName, MetricDefinition]] = {
     "train_step_seconds": MetricDefinition("One training step."),
     "publish_seconds": MetricDefinition("Exporting and publishing one version."),
     "checkpoint_seconds": MetricDefinition("Writing one checkpoint."),
+    "weight_update_seconds": MetricDefinition("One update of one engine, from verifying to resuming."),
 }
 
 

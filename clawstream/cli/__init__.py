@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from clawstream.cli import broker, dlq, doctor, evaluate, models, status, supervision, topics
+from clawstream.cli import broker, dlq, doctor, evaluate, models, status, supervision, topics, weights
 from clawstream.cli.terminal import errors
 from clawstream.errors import ClawstreamError, SettingsError
 
@@ -22,6 +22,7 @@ app.add_typer(broker.app, name="broker")
 app.add_typer(topics.app, name="topics")
 app.add_typer(models.app, name="models")
 app.add_typer(dlq.app, name="dlq")
+app.add_typer(weights.app, name="weights")
 supervision.register(app)
 status.register(app)
 doctor.register(app)

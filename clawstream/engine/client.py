@@ -1,7 +1,7 @@
 """`EngineClient` over HTTP: SGLang's API, which `services.engine` speaks too."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -22,6 +22,11 @@ from clawstream.errors import EngineError, EngineProtocolError, EngineRejected, 
 
 _MAX_ERROR_CHARACTERS = 2000
 """Of an engine's error body that is kept."""
+_KEEP_ALIVE_SECONDS = 2.0
+"""An idle connection is used again only so long. Uvicorn, which serves SGLang, closes it after 5 seconds: a POST that
+meets the closing fails, and cannot be repeated blindly."""
+_NOT_FOUND = 404
+_NOT_READY = 503
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +56,24 @@ class HttpEngineClient:
     """
 
     def __init__(
-        self, name: str, base_url: str, *, timeouts: EngineTimeouts | None = None, api_key: str | None = None
+        self,
+        name: str,
+        base_url: str,
+        *,
+        timeouts: EngineTimeouts | None = None,
+        api_key: str | None = None,
+        may_be_silent: Callable[[], bool] = lambda: False,
     ) -> None:
+        """While `may_be_silent` says so, as during a weight update, a running answer is waited for past its deadline;
+        whoever says so must have a deadline of its own.
+        """
         self._name = name
         self._base_url = base_url.rstrip("/")
         self._timeouts = timeouts or EngineTimeouts()
         self._headers = {"content-type": "application/json"}
         if api_key is not None:
             self._headers["authorization"] = f"Bearer {api_key}"
+        self._may_be_silent = may_be_silent
         self._session: aiohttp.ClientSession | None = None
 
     @property
@@ -86,8 +101,7 @@ class HttpEngineClient:
                 # No deadline is open while the consumer works on a chunk: its time does not count.
                 wait_seconds = self._timeouts.first_chunk_seconds
                 while True:
-                    async with asyncio.timeout(wait_seconds):
-                        piece = await response.content.readany()
+                    piece = await self._next_piece(response, wait_seconds)
                     if not piece:
                         break
                     for data in splitter.feed(piece):
@@ -100,6 +114,15 @@ class HttpEngineClient:
                             return
                         wait_seconds = self._timeouts.idle_seconds
         raise EngineUnavailable(f"engine {self._name}: the answer broke off after {tokens} tokens")
+
+    async def _next_piece(self, response: aiohttp.ClientResponse, wait_seconds: float) -> bytes:
+        while True:
+            try:
+                async with asyncio.timeout(wait_seconds):
+                    return await response.content.readany()
+            except TimeoutError:
+                if not self._may_be_silent():
+                    raise
 
     async def generate_text(
         self, input_ids: Sequence[int], sampling_parameters: Mapping[str, Any]
@@ -170,6 +193,18 @@ class HttpEngineClient:
             return False
         return True
 
+    async def accepts_requests(self) -> bool:
+        status = await self._status_of("/ready", self._timeouts.health_seconds)
+        return status != _NOT_READY
+
+    async def server_information(self) -> Mapping[str, Any]:
+        try:
+            return await self._get("/server_info", self._timeouts.control_seconds)
+        except EngineRejected as error:
+            if error.status == _NOT_FOUND:
+                return {}
+            raise
+
     async def pause(self, mode: PauseMode) -> None:
         await self._post("/pause_generation", {"mode": mode.value}, self._timeouts.control_seconds)
 
@@ -205,7 +240,7 @@ class HttpEngineClient:
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._timeouts.connect_seconds),
                 read_bufsize=1 << 20,
             )
@@ -216,6 +251,14 @@ class HttpEngineClient:
 
     async def _get(self, path: str, timeout_seconds: float) -> Mapping[str, Any]:
         return await self._call("GET", path, None, timeout_seconds)
+
+    async def _status_of(self, path: str, timeout_seconds: float) -> int:
+        async with (
+            self._errors_mapped(path),
+            asyncio.timeout(timeout_seconds),
+            self._open_session().get(f"{self._base_url}{path}", headers=self._headers) as response,
+        ):
+            return response.status
 
     async def _call(self, method: str, path: str, body: bytes | None, timeout_seconds: float) -> Mapping[str, Any]:
         """A whole call. An answer that is not a JSON object is given as `{"message": text}`: SGLang has some."""

@@ -123,6 +123,14 @@ class EngineClient(Protocol):
         """Whether it answers at all. Never raises."""
         ...
 
+    async def accepts_requests(self) -> bool:
+        """Whether new requests run now; False while generation is paused. True when it does not say."""
+        ...
+
+    async def server_information(self) -> Mapping[str, Any]:
+        """How it was started, in its own words. Empty when it does not say."""
+        ...
+
     async def pause(self, mode: PauseMode) -> None:
         """Holds new requests inside the engine and stops decoding."""
         ...

@@ -153,6 +153,12 @@ def _notes(snapshot: Snapshot) -> tuple[str, ...]:
         total = sum(snapshot.log.drops.values())
         steps = snapshot.log.steps_read
         notes.append(f"the trainer dropped {total} samples in the last {steps} steps, {count} of them as {reason}")
+    if snapshot.log is not None and snapshot.log.rollback_reason is not None:
+        reason = f" ({snapshot.log.rollback_reason})" if snapshot.log.rollback_reason else ""
+        notes.append(
+            f"version {snapshot.log.pointer_version} is held by a rollback{reason}: nothing newer goes into service "
+            "until `clawstream weights release`"
+        )
     for engine in snapshot.log.engines if snapshot.log else []:
         if engine.error:
             notes.append(f"engine {engine.engine}: {engine.error}")

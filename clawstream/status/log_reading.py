@@ -6,20 +6,19 @@ from datetime import datetime
 
 from clawstream.bus.fold import LatestByKey, LogReader
 from clawstream.bus.interface import Admin, Bus, Record, TopicPartition
-from clawstream.codec import decode, decode_as
+from clawstream.codec import decode_as
 from clawstream.stages import TRAINER, WORKER_STAGES, Stage
 from clawstream.status.snapshot import EngineVersion, LogSnapshot, StageLag, Step
 from clawstream.topics import (
     SAMPLES,
     TRAIN_STEPS,
-    WEIGHTS,
     WEIGHTS_APPLIED,
     full_name,
     topic_definitions,
 )
-from schemas.events import Event
+from clawstream.weights.on_log import read_weights
 from schemas.events.train_step import TrainStepEvent
-from schemas.events.weights import WeightPointerEvent, WeightsAppliedEvent, WeightVersionEvent
+from schemas.events.weights import WeightsAppliedEvent
 
 _STEPS_READ = 200
 _STEPS_SHOWN = 5
@@ -47,15 +46,17 @@ def read_log(bus: Bus, namespace: str, policy: str, now: datetime) -> LogSnapsho
         steps = [step for step in steps if step.policy == policy]
         lags = _worker_lags(bus, admin, namespace, partitions, ranges, now)
         lags.append(_trainer_lag(bus, partitions[SAMPLES], ranges, steps, now))
-        pointer, newest = _weights(bus, full_name(namespace, WEIGHTS), policy)
+        weights = read_weights(bus, namespace, policy)
+        rollback = weights.pointer.rollback
         return LogSnapshot(
             offsets={
                 topic: sum(ranges[partition][1] - ranges[partition][0] for partition in group)
                 for topic, group in partitions.items()
             },
             lags=lags,
-            pointer_version=pointer,
-            newest_version=newest,
+            pointer_version=weights.pointer.version,
+            newest_version=max(weights.versions, default=None),
+            rollback_reason=None if rollback is None else rollback.reason,
             engines=_engines(bus, full_name(namespace, WEIGHTS_APPLIED), ranges, policy, now),
             steps=[_short(step) for step in steps[-_STEPS_SHOWN:]],
             drops=dict(Counter(drop.reason.value for step in steps for drop in step.drops)),
@@ -179,24 +180,6 @@ def _first_of_each(bus: Bus, start: Mapping[TopicPartition, int], ranges: Ranges
     finally:
         consumer.close()
     return found
-
-
-def _weights(bus: Bus, topic: str, policy: str) -> tuple[int | None, int | None]:
-    """The pointed and the newest version of a policy."""
-    fold = LatestByKey[Event](decode)
-    reader = LogReader(bus, [topic])
-    try:
-        reader.bootstrap(fold.apply)
-    finally:
-        reader.close()
-    pointer: int | None = None
-    newest: int | None = None
-    for event in fold.values().values():
-        if isinstance(event, WeightPointerEvent) and event.policy == policy:
-            pointer = event.weight_version
-        if isinstance(event, WeightVersionEvent) and event.policy == policy:
-            newest = max(newest or 0, event.weight_version)
-    return pointer, newest
 
 
 def _engines(bus: Bus, topic: str, ranges: Ranges, policy: str, now: datetime) -> list[EngineVersion]:

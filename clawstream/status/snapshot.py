@@ -83,6 +83,8 @@ class LogSnapshot(Part):
     """The version that should be in service; null before any was published."""
     newest_version: int | None
     """The newest published version."""
+    rollback_reason: str | None = None
+    """Why people went back to `pointer_version`, which is held; null when no rollback holds."""
     engines: list[EngineVersion]
     """By name."""
     steps: list[Step]

@@ -64,7 +64,8 @@ def _flow(log: LogSnapshot) -> Table:
 
 
 def _engines(log: LogSnapshot) -> Table:
-    title = f"Weights: version {log.pointer_version} should be in service, {log.newest_version} is the newest"
+    held = "" if log.rollback_reason is None else ", held by a rollback"
+    title = f"Weights: version {log.pointer_version} should be in service{held}, {log.newest_version} is the newest"
     table = Table("engine", "state", "serves", "moving to", "detail", box=None, title=title, title_justify="left")
     for engine in log.engines:
         table.add_row(

@@ -41,7 +41,8 @@ class WeightPointerEvent(Event):
     weight_version: int = Field(ge=0)
     """The version to serve."""
     rollback: bool = False
-    """True when a lower version is meant: without it a gate ignores a lower number."""
+    """True when people went back to this version: it is held, whatever is published meanwhile, until the record is
+    removed. Without it a lower number than before is ignored."""
     reason: str = ""
     """Why, for people."""
     pointed_at: AwareDatetime

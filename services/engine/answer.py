@@ -141,7 +141,6 @@ class Answer:
             frequency_penalty=parameters.frequency_penalty,
             presence_penalty=parameters.presence_penalty,
             repetition_penalty=parameters.repetition_penalty,
-            prompt_ids=self.prompt_ids,
             output_ids=self.output_ids,
         )
 

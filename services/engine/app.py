@@ -128,6 +128,11 @@ def create_app(engine: Engine, settings: EngineSettings, clock: Clock) -> FastAP
         }
         return json_response({"object": "list", "data": [model]})
 
+    @app.get("/ready")
+    async def _() -> Response:
+        """Whether new requests run now, as SGLang says it: not while generation is paused."""
+        return Response(status_code=200 if engine.worker.is_alive and not engine.worker.is_paused else 503)
+
     @app.get("/health")
     async def _() -> Response:
         return Response(status_code=200 if engine.worker.is_alive else 503)

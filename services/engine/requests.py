@@ -40,7 +40,7 @@ class SamplingParameters(RequestBody):
     presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
     """For having occurred in the answer."""
     repetition_penalty: float = Field(default=1.0, gt=0.0, le=2.0)
-    """Multiplicative, for having occurred in prompt or answer."""
+    """Multiplicative, for having occurred in the answer."""
     stop: Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_as_list)] = []
     """Strings that end the answer; cut from its text, kept in its ids."""
     stop_token_ids: Annotated[list[int], BeforeValidator(_as_list)] = []

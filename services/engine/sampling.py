@@ -44,9 +44,8 @@ class SamplingRow:
     presence_penalty: float = 0.0
     """Subtracted from the logit of every token that was sampled."""
     repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of every token of prompt and answer."""
-    prompt_ids: Sequence[int] = ()
-    """[prompt_tokens], needed by the repetition penalty."""
+    """Divides positive and multiplies negative logits of every token of the answer. Not of the prompt: so does SGLang
+    0.5.23, unlike the paper (Keskar et al. 2019) and Hugging Face."""
     output_ids: Sequence[int] = ()
     """[output_tokens], needed by all penalties."""
 
@@ -95,12 +94,11 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> tuple[list[int], Tens
 
 def penalise(logits: Tensor, row: SamplingRow) -> None:
     """Apply the row's penalties to its `logits` [vocabulary] in place."""
-    if row.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted({*row.prompt_ids, *row.output_ids}))
-        values = logits[seen]
-        logits[seen] = torch.where(values > 0, values / row.repetition_penalty, values * row.repetition_penalty)
     if row.output_ids:
         sampled, counts = torch.tensor(row.output_ids).unique(return_counts=True)
+        if row.repetition_penalty != 1.0:
+            values = logits[sampled]
+            logits[sampled] = torch.where(values > 0, values / row.repetition_penalty, values * row.repetition_penalty)
         logits[sampled] -= row.frequency_penalty * counts + row.presence_penalty
 
 

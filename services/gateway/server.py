@@ -68,7 +68,15 @@ async def serve(settings: GatewaySettings, bus: Bus, logger: Logger) -> int:
     limit = ContextLimit(initial_limit)
     listener = _bind(settings.host, settings.port)
     timeouts = settings.engine_deadlines.as_timeouts()
-    clients = {engine.name: HttpEngineClient(engine.name, engine.url, timeouts=timeouts) for engine in settings.engines}
+    clients = {
+        engine.name: HttpEngineClient(
+            engine.name,
+            engine.url,
+            timeouts=timeouts,
+            may_be_silent=lambda name=engine.name: gate.is_updating(name),
+        )
+        for engine in settings.engines
+    }
     conversations = build_conversations(settings, bus, clock, uuid.uuid4, metrics, logger)
     gate = build_gate(
         gateway=settings.name,

@@ -22,7 +22,8 @@ class EngineDeadlines(Section):
     first_token_seconds: float = Field(default=300.0, gt=0)
     """Until the first token: prefill of a long prompt, or a weight update."""
     idle_seconds: float = Field(default=120.0, gt=0)
-    """Between two tokens; then the answer ends with an error."""
+    """Between two tokens; then the answer ends with an error. The time in which an engine changes its weights does not
+    count: that has deadlines of its own (`gate.deadlines`)."""
 
     def as_timeouts(self) -> EngineTimeouts:
         """For the engine client."""

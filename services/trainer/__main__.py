@@ -159,6 +159,11 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
         if history is None:
             return
         checkpoint = checkpoints.latest_good()
+        if history.pointer.rollback is not None:
+            logger.warning(
+                "a rollback holds: what is trained now goes into service after `clawstream weights release`",
+                version=history.pointer_version,
+            )
         if checkpoint is not None:
             policy.open(settings.model, checkpoint=checkpoint.directory)
             progress = Progress.from_document(checkpoint.progress)

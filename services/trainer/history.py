@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from clawstream.bus.interface import Bus, Record, TopicPartition
 from clawstream.codec import decode
 from clawstream.errors import BrokerUnavailable
+from clawstream.weights.pointer import PointerFold
 from schemas.events import TrainStepEvent, WeightPointerEvent, WeightVersionEvent
 
 _STEPS_READ_BACK = 200
@@ -24,10 +25,18 @@ class History:
     """Published and not removed."""
     newest_number: int = -1
     """The highest number that was ever published, removed ones included; -1 when there is none."""
-    pointer_version: int | None = None
-    """What should be in service."""
     steps: dict[str, TrainStepEvent] = field(default_factory=dict[str, TrainStepEvent])
     """The last steps by id."""
+    pointer: PointerFold = field(init=False)
+    """What should be in service."""
+
+    def __post_init__(self) -> None:
+        self.pointer = PointerFold(self.policy)
+
+    @property
+    def pointer_version(self) -> int | None:
+        """What should be in service; None when nothing was published."""
+        return self.pointer.version
 
     def apply(self, record: Record) -> None:
         """Takes in a record of either topic. Raises DecodeError."""
@@ -37,13 +46,11 @@ class History:
             self.newest_number = max(self.newest_number, int(number))
             if record.value is None:
                 self.versions.pop(int(number), None)
-        if record.value is None:
-            return
-        event = decode(record)
+        event = decode(record) if record.value is not None else None
+        self.pointer.apply(key, event)
         if isinstance(event, WeightVersionEvent) and event.policy == self.policy:
             self.versions[event.weight_version] = event
         elif isinstance(event, WeightPointerEvent) and event.policy == self.policy:
-            self.pointer_version = event.weight_version
             self.newest_number = max(self.newest_number, event.weight_version)
         elif isinstance(event, TrainStepEvent) and event.policy == self.policy:
             self.steps[event.train_step_id] = event

@@ -9,8 +9,9 @@ from clawstream.clock import Clock
 from clawstream.codec import decode
 from clawstream.errors import BrokerUnavailable, BusError, DecodeError
 from clawstream.log import Logger
+from clawstream.weights.pointer import PointerFold
 from clawstream.weights.retention import deletable
-from schemas.events import WeightPointerEvent, WeightsAppliedEvent
+from schemas.events import WeightsAppliedEvent
 from services.trainer.announcer import Announcer
 from services.trainer.events import EventRecords
 from services.trainer.ports import Store
@@ -47,7 +48,7 @@ class ArtefactRetention:
         self._logger = logger
         self._reader: Consumer | None = None
         self._engines: dict[str, WeightsAppliedEvent] = {}
-        self._pointer_version: int | None = None
+        self._pointer = PointerFold(policy)
 
     def sweep(self, *, newest_version: int, base_version: int | None) -> None:
         """Removes what may go. A log that cannot be read, or heartbeats that say too little, keep everything."""
@@ -59,7 +60,7 @@ class ArtefactRetention:
         now = self._clock.now()
         alive = [event for event in self._engines.values() if event.expires_at > now]
         in_flight = {0, newest_version}
-        in_flight.update(version for version in (base_version, self._pointer_version) if version is not None)
+        in_flight.update(version for version in (base_version, self._pointer.version) if version is not None)
         in_flight.update(event.target_version for event in alive if event.target_version is not None)
         # An engine that does not answer was brought to a version before, and is sent to the pointer's when it is back.
         serving = {event.engine: event.weight_version for event in alive if event.state != "unreachable"}
@@ -84,17 +85,15 @@ class ArtefactRetention:
                 self._apply(record)
 
     def _apply(self, record: Record) -> None:
-        if record.value is None:
-            return
         try:
-            event = decode(record)
+            event = decode(record) if record.value is not None else None
         except DecodeError as error:
             self._logger.error("a record was skipped while looking for versions in use", error=str(error))
             return
         if isinstance(event, WeightsAppliedEvent) and event.policy == self._policy:
             self._engines[event.engine] = event
-        elif isinstance(event, WeightPointerEvent) and event.policy == self._policy:
-            self._pointer_version = event.weight_version
+        elif record.topic == self._records.weights_topic:
+            self._pointer.apply((record.key or b"").decode(errors="replace"), event)
 
     def close(self) -> None:
         """Releases the client."""

@@ -80,6 +80,15 @@ class EngineBoard:
             and self._clock.now() < record.valid_until
         )
 
+    def is_updating(self, name: str) -> bool:
+        """Whether the engine is being moved to another version: it may then be paused, and silent."""
+        record = self._records[name]
+        return (
+            record.state is EngineState.UPDATING
+            and record.valid_until is not None
+            and self._clock.now() < record.valid_until
+        )
+
     def ready(self) -> list[EngineRecord]:
         """The engines that may be given a request now."""
         return [record for record in self._records.values() if self.is_ready(record)]

@@ -9,6 +9,7 @@ from clawstream.bus.interface import Bus, Record
 from clawstream.clock import Clock
 from clawstream.codec import decode
 from clawstream.engine.interface import EngineClient
+from clawstream.engine.start_flags import start_flag_warnings
 from clawstream.errors import BusError, DecodeError, EngineError, GateDeposed
 from clawstream.log import Logger
 from clawstream.metrics import Metrics
@@ -89,6 +90,8 @@ class WeightGate:
         self._term: asyncio.Task[None] | None = None
         self._probes: asyncio.Task[None] | None = None
         self._probe_now = asyncio.Event()
+        self._flag_warnings: dict[str, list[str]] = {}
+        """By engine, once it was asked how it was started."""
 
     @property
     def router(self) -> EngineRouter:
@@ -99,6 +102,10 @@ class WeightGate:
     def is_owner(self) -> bool:
         """Whether this gateway commands the engines now."""
         return self._owner is not None
+
+    def is_updating(self, engine_name: str) -> bool:
+        """Whether the engine may be paused for an update: answers that run on it are then late, not lost."""
+        return self._board.is_updating(engine_name)
 
     async def start(self) -> None:
         """Begins to follow the log and takes part in the election. Does not wait for an engine."""
@@ -122,6 +129,7 @@ class WeightGate:
         return {
             "owner": self.is_owner,
             "pointer_version": self._weights.pointer_version,
+            "rolled_back": self._weights.is_rolled_back,
             "engines": {
                 record.name: {
                     "ready": self._board.is_ready(record),
@@ -132,6 +140,7 @@ class WeightGate:
                     "requests": record.requests,
                     "hold_seconds": record.hold_seconds,
                     "error": record.error,
+                    "warnings": self._flag_warnings.get(record.name, []),
                 }
                 for record in self._board.records
             },
@@ -231,11 +240,31 @@ class WeightGate:
             self._probe_now.clear()
             if self._owner is None:
                 await asyncio.gather(*(self._probe(engine.name) for engine in self._engines))
+            await asyncio.gather(*(self._check_start_flags(engine.name) for engine in self._engines))
             try:
                 async with asyncio.timeout(self._settings.heartbeat_seconds):
                     await self._probe_now.wait()
             except TimeoutError:
                 pass
+
+    async def _check_start_flags(self, name: str) -> None:
+        """Says once of every engine, and again when it was away, how it should have been started."""
+        if not self._board.is_ready(self._board[name]):
+            self._flag_warnings.pop(name, None)
+            return
+        if name in self._flag_warnings:
+            return
+        try:
+            information = await within(
+                self._settings.deadlines.probe_seconds,
+                "asking how it was started",
+                self._clients[name].server_information(),
+            )
+        except EngineError:
+            return
+        self._flag_warnings[name] = start_flag_warnings(information)
+        for warning in self._flag_warnings[name]:
+            self._logger.warning("an engine was not started as it should be", engine=name, problem=warning)
 
     async def _probe(self, name: str) -> None:
         """Asks an engine itself where heartbeats do not suffice: it failed a request, or they are about to expire."""

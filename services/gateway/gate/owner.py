@@ -7,7 +7,6 @@ written in between, it stops. So the topic is the lock, and its order decides.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 
 from clawstream.clock import Clock
@@ -17,43 +16,14 @@ from clawstream.log import Logger
 from clawstream.metrics import Metrics
 from schemas.events import WeightsAppliedEvent
 from schemas.events.weights import EngineState
-from services.gateway.gate.artefacts import verified_directory
 from services.gateway.gate.board import EngineBoard, EngineRecord
+from services.gateway.gate.charge import Charge
 from services.gateway.gate.heartbeats import HeartbeatLog
+from services.gateway.gate.loadable import fallbacks, loadable
 from services.gateway.gate.log_view import LogView
 from services.gateway.gate.settings import EngineSettings, GateSettings
-from services.gateway.gate.update import EngineUpdate, LoadableVersion, UpdateResult, within
+from services.gateway.gate.update import EngineUpdate, UpdateResult, within
 from services.gateway.gate.weights_view import WeightsView
-
-_FALLBACK_VERSIONS = 3
-"""How many older versions are tried on an engine that has none and cannot load the pointer's."""
-
-
-@dataclass(slots=True)
-class _Charge:
-    """What the owner remembers of one engine."""
-
-    settings: EngineSettings
-    client: EngineClient
-    served: int | None = None
-    """The version that it was brought to; what it reports must agree."""
-    must_load: bool = False
-    """Its version is unknown, or not one that the gate gave it: an explicit load comes before any request. `served`
-    is then None."""
-    must_resume: bool = True
-    """It may be paused: by a dead owner, or by an update whose end it did not confirm."""
-    is_reachable: bool = False
-    is_updating: bool = False
-    model_directory: str | None = None
-    """Where it found the weights that it started with: version 0."""
-    failures: int = 0
-    retry_at: float = 0.0
-    """Monotonic seconds before which no update is tried."""
-    error: str = ""
-
-    @property
-    def name(self) -> str:
-        return self.settings.name
 
 
 class GateOwner:
@@ -89,7 +59,7 @@ class GateOwner:
         self._clock = clock
         self._metrics = metrics
         self._logger = logger.bind(gate_epoch=epoch)
-        self._charges = [self._inherit(engine, clients[engine.name]) for engine in engines]
+        self._charges = [Charge.inherit(engine, clients[engine.name], board[engine.name]) for engine in engines]
         self._look = asyncio.Event()
         self._roll = asyncio.Event()
         self.was_lost = False
@@ -121,17 +91,6 @@ class GateOwner:
         finally:
             self._board.commanding_epoch = None
 
-    def _inherit(self, engine: EngineSettings, client: EngineClient) -> _Charge:
-        """What the last heartbeat says, however old: it is the only memory of what an engine was brought to."""
-        charge = _Charge(engine, client)
-        record = self._board[engine.name]
-        if record.state in (EngineState.READY, EngineState.FAILED):
-            charge.served = record.weight_version
-            charge.must_load = record.weight_version is None
-        elif record.state is EngineState.UPDATING:
-            charge.must_load = True
-        return charge
-
     # -- watching
 
     async def _watch(self) -> None:
@@ -150,15 +109,13 @@ class GateOwner:
             except TimeoutError:
                 pass
 
-    async def _observe(self, charge: _Charge) -> None:
+    async def _observe(self, charge: Charge) -> None:
         deadlines = self._settings.deadlines
         if charge.is_updating:
             self._board.extend(charge.name, self._settings.heartbeat_expiry_seconds)
             return
         try:
-            if charge.must_resume:
-                await within(deadlines.resume_seconds, "resuming", charge.client.resume())
-                charge.must_resume = False
+            await self._resume_orphan(charge)
             information = await within(
                 deadlines.probe_seconds, "asking for the version", charge.client.model_information()
             )
@@ -190,13 +147,33 @@ class GateOwner:
         why = charge.error or f"reports version {reported}, which the gate did not load"
         self._show(charge, EngineState.FAILED, None, error=why)
 
-    def _show_serving(self, charge: _Charge) -> None:
+    async def _resume_orphan(self, charge: Charge) -> None:
+        """Un-pauses an engine that nobody updates: a dead owner left it so, or a zombie's late command.
+
+        Nobody but the owner pauses an engine for longer than a moment, so a pause without an update is an orphan.
+        """
+        deadlines = self._settings.deadlines
+        async with charge.commands:
+            if charge.is_updating:
+                return
+            if not charge.must_resume:
+                accepts = await within(
+                    deadlines.probe_seconds, "asking whether it is paused", charge.client.accepts_requests()
+                )
+                if accepts:
+                    return
+                self._logger.warning("an engine was paused and nobody updates it; resuming it", engine=charge.name)
+                self._metrics.increment("orphaned_pauses_total", engine=charge.name)
+            await within(deadlines.resume_seconds, "resuming", charge.client.resume())
+            charge.must_resume = False
+
+    def _show_serving(self, charge: Charge) -> None:
         state = EngineState.FAILED if charge.error else EngineState.READY
         self._show(charge, state, charge.served, error=charge.error)
 
     def _show(
         self,
-        charge: _Charge,
+        charge: Charge,
         state: EngineState,
         weight_version: int | None,
         *,
@@ -213,7 +190,7 @@ class GateOwner:
         )
         self._metrics.set("engine_weight_version", -1 if weight_version is None else weight_version, engine=charge.name)
 
-    async def _heartbeat(self, charges: Sequence[_Charge]) -> int:
+    async def _heartbeat(self, charges: Sequence[Charge]) -> int:
         now = self._clock.now()
         expires_at = now + timedelta(seconds=self._settings.heartbeat_expiry_seconds)
         events: list[WeightsAppliedEvent] = []
@@ -260,10 +237,10 @@ class GateOwner:
             except TimeoutError:
                 pass
 
-    def _is_behind(self, charge: _Charge) -> bool:
+    def _is_behind(self, charge: Charge) -> bool:
         return charge.must_load or charge.served != self._weights.pointer_version
 
-    def _next_to_update(self) -> _Charge | None:
+    def _next_to_update(self) -> Charge | None:
         """Engines without a version first: updating those costs nobody anything."""
         now = self._clock.monotonic_seconds()
         due = [
@@ -273,20 +250,16 @@ class GateOwner:
         ]
         return min(due, key=lambda charge: (not charge.must_load, charge.failures), default=None)
 
-    async def _update(self, charge: _Charge) -> None:
+    async def _update(self, charge: Charge) -> None:
         version = self._weights.pointer_version
-        target = self._loadable(charge, version)
-        fallbacks = [
-            loadable
-            for number in self._fallback_versions(charge, version)
-            if (loadable := self._loadable(charge, number))
-        ]
+        target = loadable(self._weights, charge, version)
+        stand_ins = fallbacks(self._weights, charge, version)
         if target is None:
             missing = f"version {version} should be served but is not on the log (removed, or never published)"
-            if charge.served is not None or not fallbacks:
+            if charge.served is not None or not stand_ins:
                 self._end_update(charge, UpdateResult(charge.served, missing))
                 return
-            target, fallbacks = fallbacks[0], fallbacks[1:]
+            target, stand_ins = stand_ins[0], stand_ins[1:]
 
         async def take_out_of_service(coming_version: int) -> None:
             self._show(charge, EngineState.UPDATING, None, target_version=coming_version)
@@ -308,15 +281,20 @@ class GateOwner:
             may_still_command=lambda: not self.was_lost,
         )
         self._logger.info("updates an engine", engine=charge.name, from_version=charge.served, to_version=version)
-        charge.is_updating = True
         started = self._clock.monotonic_seconds()
-        try:
-            result = await update.run(target, fallbacks)
-        except BusError as error:
-            result = UpdateResult(None if update.weights_touched else charge.served, f"was not updated: {error}")
-        finally:
-            charge.is_updating = False
+        async with charge.commands:
+            charge.is_updating = True
+            try:
+                result = await update.run(target, stand_ins)
+            except BusError as error:
+                result = UpdateResult(None if update.weights_touched else charge.served, f"was not updated: {error}")
+            finally:
+                charge.is_updating = False
         seconds = self._clock.monotonic_seconds() - started
+        self._metrics.observe("weight_update_seconds", seconds)
+        self._metrics.increment(
+            "weight_updates_total", engine=charge.name, result="failed" if result.error else "loaded"
+        )
         self._end_update(charge, result)
         self._logger.info(
             "an engine's update ended",
@@ -330,7 +308,7 @@ class GateOwner:
         except BusError as error:
             self._logger.warning("a heartbeat could not be written", engine=charge.name, error=str(error))
 
-    def _end_update(self, charge: _Charge, result: UpdateResult) -> None:
+    def _end_update(self, charge: Charge, result: UpdateResult) -> None:
         charge.served = result.weight_version
         charge.must_load = result.weight_version is None
         charge.must_resume = result.may_be_paused
@@ -353,25 +331,3 @@ class GateOwner:
             self._show(charge, EngineState.FAILED, None, error=result.error)
         else:
             self._show_serving(charge)
-
-    def _fallback_versions(self, charge: _Charge, version: int) -> list[int]:
-        if charge.served is not None:
-            return [charge.served]
-        return self._weights.versions_below(version)[:_FALLBACK_VERSIONS]
-
-    def _loadable(self, charge: _Charge, version: int) -> LoadableVersion | None:
-        event = self._weights.artefact(version)
-        if event is not None:
-
-            async def published() -> str:
-                return str(await verified_directory(event))
-
-            return LoadableVersion(version, published)
-        if version == 0 and charge.model_directory is not None:
-            directory = charge.model_directory
-
-            async def started_with() -> str:
-                return directory
-
-            return LoadableVersion(0, started_with)
-        return None

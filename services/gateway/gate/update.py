@@ -45,6 +45,15 @@ class UpdateResult:
     """The engine did not confirm that it goes on."""
 
 
+def _verified(weight_version: int, directory: str) -> LoadableVersion:
+    """A version whose files were checked already."""
+
+    async def as_checked() -> str:
+        return directory
+
+    return LoadableVersion(weight_version, as_checked)
+
+
 async def within(seconds: float, phase: str, awaitable: Awaitable[Answer]) -> Answer:
     """`awaitable`'s result. Raises EngineTimeout, which names the phase, past `seconds`."""
     try:
@@ -90,13 +99,15 @@ class EngineUpdate:
     async def run(self, target: LoadableVersion, fallbacks: Sequence[LoadableVersion]) -> UpdateResult:
         """Loads `target`, or else the first of `fallbacks` that loads. Never raises EngineError or WeightsError."""
         errors: list[str] = []
+        attempts = list(fallbacks)
         try:
-            await within(self._deadlines.verify_seconds, "verifying the artefact", target.directory())
+            # Before anybody is held: reading every byte may take longer than the load itself.
+            directory = await within(self._deadlines.verify_seconds, "verifying the artefact", target.directory())
+            attempts.insert(0, _verified(target.weight_version, directory))
         except (WeightsError, EngineTimeout) as error:
             errors.append(f"version {target.weight_version} was not loaded: {error}")
             if self._serving is not None:
                 return UpdateResult(self._serving, errors[0])
-        attempts = [*([] if errors else [target]), *fallbacks]
         if not attempts:
             return UpdateResult(None, errors[0])
         loaded: int | None = None

@@ -2,7 +2,8 @@
 
 from clawstream.bus.interface import Record
 from clawstream.codec import decode
-from schemas.events import WeightPointerEvent, WeightVersionEvent
+from clawstream.weights.pointer import PointerFold
+from schemas.events import WeightVersionEvent
 
 
 class WeightsView:
@@ -11,12 +12,17 @@ class WeightsView:
     def __init__(self, policy: str) -> None:
         self._policy = policy
         self._artefacts: dict[int, WeightVersionEvent] = {}
-        self._pointer: WeightPointerEvent | None = None
+        self._pointer = PointerFold(policy)
 
     @property
     def pointer_version(self) -> int:
         """The version that should be in service; 0, the base model, before anything was published."""
-        return self._pointer.weight_version if self._pointer is not None else 0
+        return self._pointer.version or 0
+
+    @property
+    def is_rolled_back(self) -> bool:
+        """Whether people went back to `pointer_version`, which then holds until they release it."""
+        return self._pointer.rollback is not None
 
     def artefact(self, weight_version: int) -> WeightVersionEvent | None:
         """Where a version's files are; None when it was never published or was removed."""
@@ -27,24 +33,16 @@ class WeightsView:
         return sorted((version for version in self._artefacts if version < weight_version), reverse=True)
 
     def apply(self, record: Record) -> bool:
-        """Takes in one record; True when the version to serve changed.
-
-        A pointer to a lower version counts only if it says `rollback`: a late or repeated record never takes the
-        policy back. Raises DecodeError.
-        """
-        if record.value is None:
-            self._remove((record.key or b"").decode())
-            return False
-        event = decode(record)
+        """Takes in one record; True when the version to serve changed. Raises DecodeError."""
+        before = self.pointer_version
+        key = (record.key or b"").decode()
+        event = decode(record) if record.value is not None else None
+        self._pointer.apply(key, event)
         if isinstance(event, WeightVersionEvent) and event.policy == self._policy:
             self._artefacts[event.weight_version] = event
-        elif isinstance(event, WeightPointerEvent) and event.policy == self._policy:
-            before = self.pointer_version
-            if event.weight_version < before and not event.rollback:
-                return False
-            self._pointer = event
-            return event.weight_version != before
-        return False
+        elif event is None:
+            self._remove(key)
+        return self.pointer_version != before
 
     def _remove(self, key: str) -> None:
         policy, _, version = key.rpartition("/")

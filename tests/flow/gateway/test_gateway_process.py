@@ -15,13 +15,12 @@ import numpy as np
 import openai
 import orjson
 import pytest
-from kafka import KafkaConsumer  # The second opinion: it shares no code with our client.
-from kafka.structs import TopicPartition
 
 from clawstream.broker import LocalBroker
 from clawstream.rendering.tokenizer import load_tokenizer
 from schemas.events import TurnEvent
 from tests.fixtures.system import free_ports, wait_for
+from tests.fixtures.turns import turns_on_log
 
 pytestmark = pytest.mark.kafka
 
@@ -42,19 +41,7 @@ class RunningGateway:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=60)
 
     def turns(self) -> list[TurnEvent]:
-        consumer = KafkaConsumer(
-            bootstrap_servers=self.kafka,
-            isolation_level="read_committed",
-            auto_offset_reset="earliest",
-            consumer_timeout_ms=1000,
-        )
-        topic = f"{self.namespace}.turns.v1"
-        consumer.assign(
-            [TopicPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic) or ())]
-        )
-        turns = [TurnEvent.model_validate(orjson.loads(record.value)) for record in consumer]
-        consumer.close()
-        return sorted(turns, key=lambda turn: turn.started_at)
+        return turns_on_log(self.kafka, self.namespace)
 
 
 @pytest.fixture

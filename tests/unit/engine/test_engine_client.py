@@ -219,6 +219,38 @@ async def test_a_stalled_stream_ends_at_the_idle_deadline(engine: StubEngine) ->
     await client.close()
 
 
+async def test_a_silence_that_is_explained_is_waited_out(engine: StubEngine) -> None:
+    go_on = asyncio.Event()
+    engine.enqueue(StubAnswer(gate=go_on, gate_after_tokens=1))
+    asked: list[bool] = []
+
+    def may_be_silent() -> bool:
+        asked.append(True)
+        if len(asked) == 3:
+            go_on.set()
+        return True
+
+    timeouts = EngineTimeouts(idle_seconds=0.02)
+    client = HttpEngineClient("one", engine.base_url, timeouts=timeouts, may_be_silent=may_be_silent)
+    chunks = await collect(client)
+    assert [token for chunk in chunks for token in chunk.token_ids] == [10, 11, 12, 2]
+    assert chunks[-1].finish_reason == "stop"
+    await client.close()
+
+
+async def test_a_paused_engine_says_so_and_one_that_does_not_know_is_not_paused(
+    engine: StubEngine, client: HttpEngineClient
+) -> None:
+    assert await client.accepts_requests()
+    await client.pause(PauseMode.RETRACT)
+    assert not await client.accepts_requests()
+    assert (await client.server_information())["incremental_streaming_output"] is engine.incremental
+    old = HttpEngineClient("old", f"{engine.base_url}/no-such-api")
+    assert await old.accepts_requests()
+    assert await old.server_information() == {}
+    await old.close()
+
+
 async def test_an_aborted_answer_says_so(engine: StubEngine, client: HttpEngineClient) -> None:
     engine.enqueue(StubAnswer(gate=asyncio.Event(), gate_after_tokens=2))
     answer = asyncio.create_task(collect(client, "stop-me"))

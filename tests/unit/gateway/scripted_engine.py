@@ -1,8 +1,9 @@
 """An engine client without an engine: each control call does what a test scripted, else succeeds."""
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from types import EllipsisType
+from typing import Any
 
 from clawstream.engine.interface import ModelInformation, PauseMode
 from clawstream.errors import EngineError
@@ -57,6 +58,12 @@ class ScriptedEngine:
         version = self.weight_version if self.reported_version is ... else self.reported_version
         assert version is None or isinstance(version, int)
         return ModelInformation(self.model_path, version, None)
+
+    async def accepts_requests(self) -> bool:
+        return not self.is_paused
+
+    async def server_information(self) -> Mapping[str, Any]:
+        return {}
 
     async def is_healthy(self) -> bool:
         try:

@@ -57,6 +57,17 @@ async def test_success_goes_through_all_phases_in_order() -> None:
     assert engine.calls == ["out for 5", "pause retract", "load 5", "ask", "resume"]
 
 
+async def test_the_artefact_is_read_once_and_before_anybody_is_held() -> None:
+    engine = ScriptedEngine(weight_version=4)
+
+    async def directory() -> str:
+        engine.calls.append("verify 5")
+        return "version-5"
+
+    await Outside(engine, serving=4).update.run(LoadableVersion(5, directory), [loadable(4)])
+    assert engine.calls == ["verify 5", "out for 5", "pause retract", "load 5", "ask", "resume"]
+
+
 async def test_torn_artefact_is_not_loaded_and_the_engine_is_not_touched() -> None:
     engine = ScriptedEngine(weight_version=4)
     result = await Outside(engine, serving=4).update.run(loadable(5, WeightsError("model.safetensors torn")), [])
@@ -113,6 +124,36 @@ async def test_engine_that_never_pauses_serves_on() -> None:
     assert "pausing took longer than 0.02 s" in result.error
     assert "load 5" not in engine.calls
     assert engine.calls[-2:] == ["resume", "ask"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "serves", "words"),
+    [
+        ("verify", 4, "verifying the artefact took longer than"),
+        ("pause", 4, "pausing took longer than"),
+        ("load", 4, "loading took longer than"),
+        ("ask", 4, "asking for the version took longer than"),
+        ("resume", 5, "resuming took longer than"),
+    ],
+)
+async def test_every_phase_has_a_deadline_and_the_engine_goes_on(phase: str, serves: int, words: str) -> None:
+    engine = ScriptedEngine(weight_version=4)
+    engine.script(phase, never)
+    outside = Outside(engine, serving=4)
+    target = loadable(5)
+    if phase == "verify":
+
+        async def stuck() -> str:
+            await never()
+            return ""
+
+        outside.update._deadlines = DEADLINES.model_copy(update={"verify_seconds": 0.02})  # pyright: ignore[reportPrivateUsage]
+        target = LoadableVersion(5, stuck)
+    result = await outside.update.run(target, [loadable(4)])
+    assert result.weight_version == serves
+    assert words in result.error
+    assert result.may_be_paused is (phase == "resume")
+    assert engine.is_paused is (phase == "resume")
 
 
 async def test_unconfirmed_resume_is_reported() -> None:

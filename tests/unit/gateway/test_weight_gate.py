@@ -2,28 +2,41 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from clawstream import topics
 from clawstream.bus.interface import Consumer, RebalanceCallbacks, Record
 from clawstream.bus.memory import MemoryBus
 from clawstream.codec import decode_as
-from clawstream.engine.interface import GenerationRequest
+from clawstream.engine.client import EngineTimeouts
+from clawstream.engine.interface import GenerationChunk, GenerationRequest
+from clawstream.errors import WeightsError
 from clawstream.topics import topic_definitions
 from clawstream.topics_admin import apply_topics
+from clawstream.weights.on_log import release, roll_back
 from schemas.events import WeightsAppliedEvent
 from schemas.events.base import VersionSpan
 from schemas.events.weights import EngineState
+from services.engine.tiny_model import write_tiny_model
 from services.gateway.gate.gate import WeightGate
 from services.gateway.gate.settings import GateDeadlines
 from tests.fixtures.buses import read_all
 from tests.fixtures.gates import NAMESPACE, SETTINGS, GateEngine, running_gate, until, versions
 from tests.fixtures.stub_engine import StubAnswer
-from tests.fixtures.weights import make_artefact, pointer_record, removed_record, version_record, write
+from tests.fixtures.weights import (
+    MOMENT,
+    POLICY,
+    make_artefact,
+    pointer_record,
+    removed_record,
+    version_record,
+    write,
+)
 
 
 @pytest.fixture
@@ -53,6 +66,12 @@ async def ask(gate: WeightGate, session: str) -> list[VersionSpan]:
                 assert chunk.finish_reason == "stop"
                 return chunk.version_spans
     raise AssertionError("the answer had no end")
+
+
+async def collect(stream: AsyncGenerator[GenerationChunk]) -> list[VersionSpan]:
+    """The weights of the tokens of an answer that goes on."""
+    chunks = [chunk async for chunk in stream]
+    return chunks[-1].version_spans
 
 
 class StoppableBus(MemoryBus):
@@ -156,6 +175,33 @@ async def test_a_single_engine_holds_requests_and_measures_it(engines: list[Gate
         assert held > 0
 
 
+async def test_an_answer_outlives_a_load_that_takes_longer_than_its_deadline(
+    engines: list[GateEngine], tmp_path: Path
+) -> None:
+    bus = memory_bus()
+    go_on = asyncio.Event()
+    engines[0].load_scripts = [go_on]
+    begun = asyncio.Event()
+    engines[0].enqueue(StubAnswer(gate=begun, gate_after_tokens=1))
+    async with running_gate(bus, engines[:1], timeouts=EngineTimeouts(idle_seconds=0.05)) as gate:
+        await until(gate, lambda: versions(gate) == [0])
+        async with gate.router.lease("session") as lease:
+            stream = lease.engine.generate(GenerationRequest("session", [1, 2, 3], {"max_new_tokens": 8}))
+            await anext(stream)
+            publish(bus, tmp_path, 1)
+            await engines[0].load_began.wait()
+            begun.set()
+            answering = asyncio.create_task(collect(stream))
+            beats = len(heartbeats(bus))
+            assert gate.is_updating("engine-0")
+            await asyncio.wait([answering], timeout=0.5)  # ten times its deadline
+            assert not answering.done()
+            go_on.set()
+            assert [span.weight_version for span in await answering] == [0, 1]
+        assert len(heartbeats(bus)) > beats
+        assert not gate.is_updating("engine-0")
+
+
 @pytest.mark.parametrize("status", [200, 400, 503])
 async def test_failed_update_keeps_the_old_version_and_the_other_engine_moves(
     engines: list[GateEngine], tmp_path: Path, status: int
@@ -194,6 +240,23 @@ async def test_corrupt_artefact_is_never_loaded(engines: list[GateEngine], tmp_p
         await until(gate, lambda: versions(gate) == [2, 2])
 
 
+async def test_a_version_of_another_model_is_never_loaded(engines: list[GateEngine], tmp_path: Path) -> None:
+    """SGLang 0.5.23 ends when a tensor has another shape: one engine after another would."""
+    bus = memory_bus()
+    base = write_tiny_model(tmp_path / "base")
+    engines[0].model_path = str(base)
+    async with running_gate(bus, engines[:1]) as gate:
+        await until(gate, lambda: versions(gate) == [0])
+        for version, model in ((1, base), (2, write_tiny_model(tmp_path / "wider", hidden_size=96))):
+            event = make_artefact(tmp_path, version, model)
+            write(bus, version_record(event, NAMESPACE), pointer_record(version, NAMESPACE))
+            if version == 1:
+                await until(gate, lambda: versions(gate) == [1])
+        await until(gate, lambda: "does not fit" in gate.status()["engines"]["engine-0"]["error"])
+        assert versions(gate) == [1]
+        assert engines[0].loads() == ["1"]
+
+
 async def test_removed_artefact_is_named_and_the_old_version_serves(engines: list[GateEngine], tmp_path: Path) -> None:
     bus = memory_bus()
     async with running_gate(bus, engines) as gate:
@@ -208,7 +271,9 @@ async def test_removed_artefact_is_named_and_the_old_version_serves(engines: lis
         assert versions(gate) == [0, 0]
 
 
-async def test_downgrade_only_by_rollback(engines: list[GateEngine], tmp_path: Path) -> None:
+async def test_downgrade_only_by_a_rollback_which_holds_until_it_is_released(
+    engines: list[GateEngine], tmp_path: Path
+) -> None:
     bus = memory_bus()
     async with running_gate(bus, engines[:1]) as gate:
         publish(bus, tmp_path, 1)
@@ -218,8 +283,71 @@ async def test_downgrade_only_by_rollback(engines: list[GateEngine], tmp_path: P
         seen = len(heartbeats(bus))
         await until(gate, lambda: len(heartbeats(bus)) > seen + 2)
         assert versions(gate) == [2]
-        write(bus, pointer_record(1, NAMESPACE, rollback=True))
+        roll_back(bus, NAMESPACE, POLICY, 1, reason="it swears", now=MOMENT)
         await until(gate, lambda: versions(gate) == [1])
+        assert gate.status()["rolled_back"]
+        publish(bus, tmp_path, 3)
+        seen = len(heartbeats(bus))
+        await until(gate, lambda: len(heartbeats(bus)) > seen + 2)
+        assert versions(gate) == [1], "training goes on; what it makes waits"
+        assert release(bus, NAMESPACE, POLICY) == 3
+        await until(gate, lambda: versions(gate) == [3])
+        assert engines[0].loads()[-3:] == ["2", "1", "3"]
+
+
+async def test_a_rollback_names_a_version_that_is_there(tmp_path: Path) -> None:
+    bus = memory_bus()
+    for version in (1, 2):
+        publish(bus, tmp_path, version)
+    write(bus, removed_record(1, NAMESPACE))
+    with pytest.raises(WeightsError, match=r"version 1 .* removed .* there are: 2"):
+        roll_back(bus, NAMESPACE, POLICY, 1, reason="", now=MOMENT)
+    with pytest.raises(WeightsError, match="nothing to release"):
+        release(bus, NAMESPACE, POLICY)
+
+
+async def test_an_orphaned_pause_is_ended(engines: list[GateEngine], tmp_path: Path) -> None:
+    """Somebody's late command, perhaps of an owner that was replaced long ago."""
+    bus = memory_bus()
+    async with running_gate(bus, engines[:1]) as gate:
+        publish(bus, tmp_path, 1)
+        await until(gate, lambda: versions(gate) == [1])
+        async with aiohttp.ClientSession() as session:
+            await session.post(f"{engines[0].base_url}/pause_generation", json={"mode": "retract"})
+        assert [span.weight_version for span in await ask(gate, "session")] == [1]
+        assert not engines[0].paused
+
+
+async def test_an_owner_does_not_end_the_pause_of_its_own_update(engines: list[GateEngine], tmp_path: Path) -> None:
+    bus = memory_bus()
+    go_on = asyncio.Event()
+    engines[0].load_scripts = [go_on]
+    async with running_gate(bus, engines) as gate:
+        await until(gate, lambda: versions(gate) == [0, 0])
+        publish(bus, tmp_path, 1)
+        await engines[0].load_began.wait()
+        seen = len(heartbeats(bus, "engine-1"))
+        await until(gate, lambda: len(heartbeats(bus, "engine-1")) > seen + 3)
+        assert engines[0].paused, "several looks later"
+        go_on.set()
+        await until(gate, lambda: versions(gate) == [1, 1])
+        resumes = [path for path, _ in engines[0].control_calls].count("/continue_generation")
+        assert resumes == 2, "one at the beginning of the term and one after the load"
+
+
+async def test_an_engine_started_without_its_flags_serves_and_is_named(engines: list[GateEngine]) -> None:
+    engines[0].incremental = False
+    engines[1].weight_version = "default"
+    async with running_gate(memory_bus(), engines) as gate:
+        await until(gate, lambda: versions(gate) == [0, 0])
+
+        def warnings() -> list[list[str]]:
+            return [engine["warnings"] for engine in gate.status()["engines"].values()]
+
+        await until(gate, lambda: warnings()[0] != [])
+        assert "--incremental-streaming-output" in warnings()[0][0]
+        assert engines[1].loads() == ["0"], "it called its weights `default`: version 0 was loaded by name"
+        assert [span.weight_version for span in await ask(gate, "session")] == [0]
 
 
 async def test_restarted_engine_gets_the_pointers_version_before_traffic(

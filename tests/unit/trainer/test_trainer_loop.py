@@ -21,6 +21,7 @@ from clawstream.log import get_logger
 from clawstream.metrics import Metrics
 from clawstream.topics import partition_for, topic_definitions
 from clawstream.topics_admin import apply_topics
+from clawstream.weights.on_log import release, roll_back
 from schemas.arrays import float32_array
 from schemas.events import SampleEvent, TrainStepEvent, WeightPointerEvent, WeightsAppliedEvent, WeightVersionEvent
 from schemas.events.base import VersionSpan
@@ -600,3 +601,23 @@ def test_an_unknown_end_of_a_transaction_is_looked_up_and_not_repeated() -> None
     assert failed == ["commit"]
     assert [event.weight_version for event in world.versions()] == [0, 1]
     assert len(world.steps()) == 1
+
+
+def test_what_people_went_back_to_is_kept_until_they_release_it() -> None:
+    world = World(batch_size=1, max_age_versions=None)
+    loop = world.start()
+
+    def train(turn: str) -> None:
+        world.put(make_sample(turn))
+        settle(loop, world)
+
+    train("one")
+    roll_back(world.bus, NAMESPACE, "default", 1, reason="", now=world.clock.now())
+    for turn in ("two", "three", "four"):
+        train(turn)
+    assert world.disk.deleted == [2], "weights_keep is 1, and no engine says that it serves version 1"
+    history = trainer_history(world.settings, world.bus)
+    assert (history.pointer_version, history.newest_number) == (1, 4), "a run without a checkpoint would start there"
+    release(world.bus, NAMESPACE, "default")
+    train("five")
+    assert world.disk.deleted == [2, 1, 3]
