@@ -129,7 +129,8 @@ def main() -> None:
     parser.add_argument("--read", nargs=2, metavar=("BOOTSTRAP_SERVERS", "NAMESPACE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.read is not None:
-        read(*options.read, options.turns)
+        bootstrap_servers, namespace = options.read
+        read(bootstrap_servers, namespace, options.turns)
         return
     if options.model_directory is None:
         parser.error("MODEL_DIRECTORY is missing")

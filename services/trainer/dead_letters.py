@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from clawstream import ids
 from clawstream.bus.interface import OutgoingRecord, Record
 from clawstream.codec import header
-from clawstream.errors import DecodeError
+from clawstream.errors import DecodeError, UntrainableSample
 
 
 class DeadLetter(BaseModel):
@@ -20,7 +20,7 @@ class DeadLetter(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    key: str
+    key: str | None
     value: str | None
     headers: list[tuple[str, str]]
 
@@ -32,6 +32,8 @@ class DeadLetter(BaseModel):
             "dlq.topic": record.topic,
             "dlq.partition": str(record.partition),
             "dlq.offset": str(record.offset),
+            "dlq.timestamp": str(record.timestamp_milliseconds),
+            "dlq.reason": "untrainable" if isinstance(error, UntrainableSample) else "undecodable",
             "dlq.error.type": type(error).__name__,
             "dlq.error.message": str(error)[:512],
             "dlq.process": process,
@@ -40,7 +42,7 @@ class DeadLetter(BaseModel):
         }
         headers = (*record.headers, *((name, value.encode()) for name, value in added.items()))
         return cls(
-            key=_text(record.key or b""),
+            key=None if record.key is None else _text(record.key),
             value=None if record.value is None else _text(record.value),
             headers=[(name, _text(value)) for name, value in headers],
         )
@@ -49,7 +51,7 @@ class DeadLetter(BaseModel):
         """The record for the dead-letter `topic`."""
         return OutgoingRecord(
             topic=topic,
-            key=b64decode(self.key),
+            key=None if self.key is None else b64decode(self.key),
             value=None if self.value is None else b64decode(self.value),
             headers=tuple((name, b64decode(value)) for name, value in self.headers),
         )

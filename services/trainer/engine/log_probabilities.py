@@ -93,6 +93,7 @@ class _LogProbabilities(torch.autograd.Function):
         inverse = 1 / temperatures.to(log_normaliser.dtype)[:, None]  # [tokens, 1]
         log_softmax = _scaled(logits, temperatures, shard).sub_(log_normaliser[:, None])
         if of_entropies is None:
+            assert of_log_probs is not None
             gradient = log_softmax.exp_().mul_(-of_log_probs.sum(1, keepdim=True) * inverse)
         else:
             factor = (log_softmax + entropies[:, None]).mul_(-of_entropies[:, None])

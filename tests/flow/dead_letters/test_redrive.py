@@ -35,10 +35,12 @@ from services.judge.judging import Judging
 from services.judge.ledger import Ledger
 from services.judge.ledger_writer import LedgerWriter
 from services.teacher.handler import TeacherHandler
+from services.teacher.settings import TeacherSettings
 from services.trainer.batcher import Batcher, BatchRules, TurnLedger
 from services.trainer.candidates import CandidateRules
+from services.trainer.dead_letters import DeadLetter
 from services.trainer.progress import Progress
-from services.trainer.reader import SampleReader, dead_letter_record
+from services.trainer.reader import SampleReader
 from tests.fixtures.buses import kafka_bus, read_all
 from tests.fixtures.judged_log import JudgedLog, next_state_of, turn_event
 from tests.fixtures.samples import make_sample, sample_record
@@ -210,9 +212,11 @@ async def test_the_teachers_letter_becomes_a_sample_once_its_turn_is_there(
     def teacher() -> TeacherHandler:
         return TeacherHandler(
             RecordFetcher(log.bus, timeout_seconds=30.0),
-            namespace=log.namespace,
+            TeacherSettings.model_validate({"name": "teacher", "kafka": {"namespace": log.namespace}}),
+            None,
             source="teacher/tests",
             clock=SystemClock(),
+            metrics=Metrics(),
         )
 
     async with working(log, broker, TEACHER, teacher()):
@@ -229,10 +233,11 @@ def sample_reader(log: JudgedLog) -> tuple[SampleReader, Batcher]:
     """The trainer's, from the beginning; what it cannot decode goes to its dead letters."""
     batcher = Batcher(BatchRules(4, 1000.0, None), TurnLedger(), current_version=0)
 
-    def bury(record: Record, error: DecodeError) -> None:
-        topic = log.topic(topics.TRAINER_DLQ)
+    def bury(record: Record, error: DecodeError) -> DeadLetter:
         now_iso = SystemClock().now().isoformat()
-        log.write([dead_letter_record(record, error, topic=topic, process="trainer-0", now_iso=now_iso)])
+        letter = DeadLetter.of(record, error, process="trainer-0", now_iso=now_iso)
+        log.write([letter.outgoing(log.topic(topics.TRAINER_DLQ))])
+        return letter
 
     reader = SampleReader(
         log.bus,

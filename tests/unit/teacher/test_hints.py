@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from clawstream.errors import SettingsError
 from clawstream.rendering.renderer import PackageRenderer, load_renderer
 from schemas.events import TurnEvent
+from schemas.events.base import Message
 from schemas.events.score import Hint
 from services.teacher.hints import HINT_HEADER, hinted_messages, sign_of, usable_hints
 from services.teacher.selection import OptimalSelection, hint_of_token, longest, overlap, shortest, text_selector
@@ -48,8 +49,8 @@ def test_by_default_thanks_and_new_questions_teach_nothing() -> None:
     assert TeacherSettings(name="teacher").hint.user_words_after == [ScoreSign.NEGATIVE]
 
 
-ASK = {"role": "user", "content": "Run it."}
-TOOLS = [
+ASK: Message = {"role": "user", "content": "Run it."}
+TOOLS: list[Message] = [
     {"role": "system", "content": "You are terse."},
     ASK,
     {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "sh", "arguments": "{}"}}]},
@@ -62,7 +63,7 @@ def test_a_hint_stands_at_the_end_of_the_last_user_message() -> None:
     assert hinted[1] == {"role": "user", "content": f"Run it.\n\n{HINT_HEADER}\nBe brief."}
     assert [hinted[0], *hinted[2:]] == [TOOLS[0], *TOOLS[2:]]
     assert ASK == {"role": "user", "content": "Run it."}, "the turn's own messages are left alone"
-    parts = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+    parts: list[Message] = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
     assert hinted_messages(parts, "Be brief.", "last_user_message") == [
         {
             "role": "user",
@@ -77,7 +78,7 @@ def test_a_hint_as_a_system_block() -> None:
 
 
 def test_where_no_user_speaks_the_hint_is_a_system_block() -> None:
-    only = [{"role": "system", "content": "Go."}]
+    only: list[Message] = [{"role": "system", "content": "Go."}]
     assert hinted_messages(only, "Be brief.", "last_user_message")[-1]["role"] == "system"
 
 

@@ -14,6 +14,7 @@ from clawstream.log import get_logger
 from clawstream.rendering.renderer import PackageRenderer, load_renderer
 from schemas.arrays import int32_array
 from schemas.events import TurnEvent
+from schemas.events.base import Message
 from schemas.events.sample import TeacherRequest, TeacherSignal
 from schemas.events.score import Hint
 from services.teacher.assembly import NoSignal
@@ -22,7 +23,7 @@ from services.teacher.settings import HintSettings, TeacherModelSettings
 from services.teacher.signals import EngineSignals, HintedPrompts, TrainerSignals
 from tests.fixtures.judged_log import turn_event
 
-MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
+MESSAGES: list[Message] = [{"role": "user", "content": "What is the capital of France?"}]
 LONG, SHORT = Hint(text="Too long, please answer in one sentence.", source="user"), Hint(text="Brief!", source="judge")
 RESPONSE = [40, 41, 42, 43, 44]
 

@@ -16,6 +16,7 @@ from clawstream.log import get_logger
 from clawstream.rendering.renderer import PackageRenderer, load_renderer
 from schemas.arrays import float32_array, int32_array
 from schemas.events import TurnEvent
+from schemas.events.base import Message
 from schemas.events.sample import TeacherSignal
 from schemas.events.score import Hint
 from services.engine.tiny_model import write_tiny_model
@@ -27,7 +28,7 @@ from tests.fixtures.stub_engine import StubEngine
 from tests.unit.engine.conftest import running_engine
 from tests.unit.engine.reference import Reference
 
-MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
+MESSAGES: list[Message] = [{"role": "user", "content": "What is the capital of France?"}]
 HINT = Hint(text="Answer in one short sentence.", source="user")
 
 

@@ -176,7 +176,7 @@ def topk(answers: list[Answer], options: Options) -> float:
         inside = [v for v in answers[i].top_ids[t] if v >= 0]
         outside = [v for v in range(len(policy)) if v not in inside]
         bins = [(policy[v], teacher[v]) for v in inside] + [(policy[outside].sum(), teacher[outside].sum())]
-        return sum(p * (math.log(p) - math.log(q)) for p, q in bins)
+        return float(sum(p * (math.log(p) - math.log(q)) for p, q in bins))
 
     return weighted(answers, "opd", options, value)
 

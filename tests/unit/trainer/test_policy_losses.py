@@ -229,9 +229,8 @@ def test_an_entropy_bonus_keeps_the_policy_open(policy_of: MakePolicy) -> None:
     entropies = []
     for coefficient in (0.0, 1.0):
         policy = policy_of("binary", {"entropy_coefficient": coefficient})
-        for _ in range(5):
-            result = policy.train_step(batch, RATE)
-        entropies.append(result.metrics["entropy_mean"])
+        results = [policy.train_step(batch, RATE) for _ in range(5)]
+        entropies.append(results[-1].metrics["entropy_mean"])
     assert entropies[1] > entropies[0]
 
 
