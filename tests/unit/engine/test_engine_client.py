@@ -128,6 +128,14 @@ def scoring(entries: list[list[object]], **fields: object) -> dict[str, object]:
 RIGHT: list[list[object]] = [[None, 3, None], [-1.0, 9, None], [-2.0, 8, None]]
 
 
+def test_the_last_id_of_the_vocabulary_is_echoed_as_0() -> None:
+    """SGLang 0.5.23 does; any other id that is not echoed is an error."""
+    meta = {"input_token_logprobs": [[None, 7, None], [-1.0, 5, None], [-2.0, 0, None], [-3.0, 6, None]]}
+    assert parse_scores({"meta_info": meta}, [5, 511, 6], "one").logprobs == [-1.0, -2.0, -3.0]
+    with pytest.raises(EngineProtocolError, match="scored id 0 at token 1, asked for 8"):
+        parse_scores({"meta_info": meta}, [5, 8, 9], "one")
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [

@@ -526,27 +526,6 @@ def test_old_versions_go_only_when_no_engine_may_load_them() -> None:
     assert world.tombstones() == ["default/2", "default/1", "default/3", "default/4"]
 
 
-def test_the_version_that_the_pointer_names_stays_when_its_engines_are_gone() -> None:
-    world = World(batch_size=1, max_age_versions=None)
-    loop = world.start()
-    world.heartbeat(1)
-    for number in range(4):
-        world.put(make_sample(f"turn-{number}"))
-        settle(loop, world)
-    assert world.disk.deleted == [2]
-    rolled_back = WeightPointerEvent(
-        policy="default", weight_version=1, reason="rolled back", pointed_at=world.clock.now()
-    )
-    write(world.bus, encode(rolled_back, topic=WEIGHTS, key="default", event_id="back", source="cli"))
-    world.clock.advance(timedelta(days=2).total_seconds())  # the heartbeat expires
-    world.put(make_sample("neutral", reward=0.0))  # a step that publishes nothing sweeps too
-    settle(loop, world)
-    assert world.disk.deleted == [2]
-    world.put(make_sample("turn-4"))
-    settle(loop, world)
-    assert world.disk.deleted == [2, 1, 3], "the pointer has moved on"
-
-
 def test_stopping_announces_the_steps_since_the_last_checkpoint() -> None:
     world = World(checkpoint_every_steps=100)
     world.put(make_sample("a"), make_sample("b"))
@@ -611,7 +590,9 @@ def test_what_people_went_back_to_is_kept_until_they_release_it() -> None:
         world.put(make_sample(turn))
         settle(loop, world)
 
+    world.heartbeat(1)
     train("one")
+    world.clock.advance(timedelta(days=2).total_seconds())  # the heartbeat expires
     roll_back(world.bus, NAMESPACE, "default", 1, reason="", now=world.clock.now())
     for turn in ("two", "three", "four"):
         train(turn)
