@@ -54,7 +54,8 @@ demo: setup models/smollm2
 	SEEDS=$(SEEDS) $(BIN)/python -m examples.demo $(DEMO_OPTIONS)
 
 test: setup check models/smollm2
-	$(BIN)/python -m pytest tests/unit tests/contracts tests/flow $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest tests/unit tests/contracts -n 2 --dist loadfile $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest tests/flow $(PYTEST_OPTIONS)
 
 check: $(VENV)/.packages
 	$(BIN)/ruff check .
