@@ -30,6 +30,7 @@ CounterName = Literal[
     "train_steps_total",
     "weight_updates_total",
     "orphaned_pauses_total",
+    "guard_actions_total",
 ]
 GaugeName = Literal[
     "outbox_entries",
@@ -43,6 +44,7 @@ GaugeName = Literal[
     "weight_version",
     "train_step",
     "train_metric",
+    "guard_knob",
 ]
 HistogramName = Literal[
     "first_token_seconds",
@@ -89,6 +91,7 @@ COUNTERS: Final[dict[CounterName, MetricDefinition]] = {
     "train_steps_total": MetricDefinition("Training steps.", ("result",)),
     "weight_updates_total": MetricDefinition("Updates of an engine: loaded or failed.", ("engine", "result")),
     "orphaned_pauses_total": MetricDefinition("Engines that were paused although nobody updated them.", ("engine",)),
+    "guard_actions_total": MetricDefinition("What guards of the trainer found and did.", ("guard", "action")),
 }
 GAUGES: Final[dict[GaugeName, MetricDefinition]] = {
     "outbox_entries": MetricDefinition("Entries of the outbox that are not on the log yet."),
@@ -102,6 +105,7 @@ GAUGES: Final[dict[GaugeName, MetricDefinition]] = {
     "weight_version": MetricDefinition("Newest published weight version."),
     "train_step": MetricDefinition("Steps that the trainer has made."),
     "train_metric": MetricDefinition("Measurements of the last training step.", ("measurement",)),
+    "guard_knob": MetricDefinition("What guards of the trainer may turn.", ("knob",)),
 }
 HISTOGRAMS: Final[dict[HistogramName, MetricDefinition]] = {
     "first_token_seconds": MetricDefinition("Request to first token."),

@@ -11,6 +11,8 @@ from clawstream.supervisor.report import ProcessState
 from clawstream.topics import NEXT_STATES, SAMPLES, SCORES, TURNS
 from schemas.events.weights import EngineState
 
+_HOLD = ": hold,"
+"""In the words of a guard that allowed no update."""
 _TROUBLED = frozenset({ProcessState.FAILED, ProcessState.BACKING_OFF, ProcessState.UNREADY})
 
 
@@ -104,7 +106,9 @@ def _learned(log: LogSnapshot, notes: tuple[str, ...]) -> Diagnosis:
     changed = [step for step in log.steps if step.weight_version is not None]
     if not changed:
         reasons = sorted({step.unchanged_reason or "unknown" for step in log.steps})
-        return Diagnosis(False, f"the last {len(log.steps)} steps changed no weight: {', '.join(reasons)}", notes)
+        holders = sorted({words for step in log.steps for words in step.guards if _HOLD in words})
+        told = f" ({'; '.join(holders)})" if holders else ""
+        return Diagnosis(False, f"the last {len(log.steps)} steps changed no weight: {', '.join(reasons)}{told}", notes)
     last = changed[-1]
     watched = [engine for engine in log.engines if not engine.is_expired]
     if not watched:
@@ -159,7 +163,21 @@ def _notes(snapshot: Snapshot) -> tuple[str, ...]:
             f"version {snapshot.log.pointer_version} is held by a rollback{reason}: nothing newer goes into service "
             "until `clawstream weights release`"
         )
+    notes += _guard_notes(snapshot.log) if snapshot.log is not None else []
     for engine in snapshot.log.engines if snapshot.log else []:
         if engine.error:
             notes.append(f"engine {engine.engine}: {engine.error}")
     return tuple(notes)
+
+
+def _guard_notes(log: LogSnapshot) -> list[str]:
+    notes: list[str] = []
+    if log.guard_actions:
+        counts = ", ".join(f"{what} {count} times" for what, count in sorted(log.guard_actions.items()))
+        newest = [words for step in log.steps for words in step.guards]
+        last = f"; the last: {newest[-1]}" if newest else ""
+        notes.append(f"guards acted in the last {log.steps_read} steps: {counts}{last}")
+    held = [step.step for step in log.steps if any(_HOLD in words for words in step.guards)]
+    if held and held[-1] == log.steps[-1].step:
+        notes.append(f"a guard held step {held[-1]}: nothing is learned until what it measures is within its limits")
+    return notes

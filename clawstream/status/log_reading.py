@@ -17,7 +17,7 @@ from clawstream.topics import (
     topic_definitions,
 )
 from clawstream.weights.on_log import read_weights
-from schemas.events.train_step import TrainStepEvent
+from schemas.events.train_step import GuardAction, TrainStepEvent
 from schemas.events.weights import WeightsAppliedEvent
 
 _STEPS_READ = 200
@@ -61,6 +61,7 @@ def read_log(bus: Bus, namespace: str, policy: str, now: datetime) -> LogSnapsho
             steps=[_short(step) for step in steps[-_STEPS_SHOWN:]],
             drops=dict(Counter(drop.reason.value for step in steps for drop in step.drops)),
             steps_read=len(steps),
+            guard_actions=dict(Counter(f"{act.guard}: {act.action}" for step in steps for act in step.guards)),
         )
     finally:
         admin.close()
@@ -200,6 +201,19 @@ def _engines(bus: Bus, topic: str, ranges: Ranges, policy: str, now: datetime) -
     ]
 
 
+def told(action: GuardAction) -> str:
+    """What a guard found and did, in words."""
+    words = f"{action.guard}: {action.action}"
+    if action.value is not None and action.limit is not None:
+        side = "below" if action.value < action.limit else "above"
+        words += f", {action.measurement} {action.value:.3g} {side} {action.limit:.3g}"
+    if action.samples:
+        words += f", {action.samples} samples"
+    if action.knob:
+        words += f", {action.knob} {action.before:.3g} -> {action.after:.3g}"
+    return words
+
+
 def _short(event: TrainStepEvent) -> Step:
     rewards = [sample.reward for sample in event.samples if sample.reward is not None]
     ages = [sample.age for sample in event.samples]
@@ -211,6 +225,8 @@ def _short(event: TrainStepEvent) -> Step:
         closed_by=event.closed_by,
         samples=len(event.samples),
         drops=dict(Counter(drop.reason.value for drop in event.drops)),
+        guards=[told(action) for action in event.guards],
+        knobs=event.knobs,
         mean_reward=sum(rewards) / len(rewards) if rewards else None,
         mean_age=sum(ages) / len(ages) if ages else None,
         seconds=(event.finished_at - event.started_at).total_seconds(),

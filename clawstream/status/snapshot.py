@@ -61,6 +61,10 @@ class Step(Part):
     """Trained samples."""
     drops: dict[str, int]
     """Dropped samples by reason."""
+    guards: list[str] = Field(default=[])
+    """What guards found and did, in words."""
+    knobs: dict[str, float] = Field(default={})
+    """What guards may turn, as it was in this step."""
     mean_reward: float | None
     """Of the samples with a reward; null when none has one."""
     mean_age: float | None
@@ -93,6 +97,8 @@ class LogSnapshot(Part):
     """Samples that the trainer dropped, by reason, over the steps that were read."""
     steps_read: int
     """How many steps that is."""
+    guard_actions: dict[str, int] = Field(default={})
+    """How often guards acted over these steps, by guard and action: `shift: hold`."""
 
 
 class MetricSample(Part):

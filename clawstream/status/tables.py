@@ -82,7 +82,7 @@ def _steps(snapshot: Snapshot) -> Table:
     have, need = snapshot.total("clawstream_batch_have"), snapshot.total("clawstream_batch_need")
     waiting = "" if have is None or need is None else f"; the next has {have:.0f} of {need:.0f} effective samples"
     table = Table(
-        *("step", "version", "samples", "reward", "age", "closed by", "took", "ago", "dropped"),
+        *("step", "version", "samples", "reward", "age", "closed by", "took", "ago", "dropped", "guards"),
         box=None,
         title=f"Last steps{waiting}",
         title_justify="left",
@@ -98,6 +98,7 @@ def _steps(snapshot: Snapshot) -> Table:
             _duration(step.seconds),
             _duration((snapshot.taken_at - step.finished_at).total_seconds()),
             ", ".join(f"{reason} {count}" for reason, count in sorted(step.drops.items())),
+            "; ".join(step.guards),
         )
     return table
 

@@ -33,6 +33,8 @@ class DropReason(StrEnum):
     """Was made with another vocabulary or chat template."""
     NO_COMPONENT = "no_component"
     """The loss learns nothing from what the sample carries, for example a hint alone under `binary`."""
+    GUARD = "guard"
+    """A guard of policy `drop` found it beyond a limit."""
     TOMBSTONE = "tombstone"
     """The sample was removed before it was trained."""
 
@@ -60,6 +62,10 @@ class TrainedSample(Part):
     """Tokens that were left out because their weights were too old."""
     has_teacher: bool = False
     """Whether it had a part in distillation."""
+    principal: str = ""
+    """Whose turn it is; empty in events that did not say it yet."""
+    sampling_temperature: float | None = None
+    """Temperature that the answer was sampled with; null in events that did not say it yet."""
 
 
 class DroppedSample(Part):
@@ -75,6 +81,30 @@ class DroppedSample(Part):
     """Why."""
     detail: str = ""
     """The numbers behind the reason."""
+
+
+class GuardAction(Part):
+    """What a guard of one of the invariants found in a step, and did."""
+
+    guard: str
+    """`exploration`, `signal`, `shift` or `effective_samples`."""
+    action: str
+    """`alert`, `adapt`, `hold`, `drop`, or `decay`: all is well again, and a knob goes back toward its configured
+    value."""
+    measurement: str = ""
+    """What was beyond its limit; empty for `decay`."""
+    value: float | None = None
+    """What was measured."""
+    limit: float | None = None
+    """The limit that it was beyond."""
+    knob: str = ""
+    """What was turned: `entropy_coefficient`, `learning_rate` (a factor on the schedule) or `kl_coefficient`."""
+    before: float | None = None
+    """The knob's value in this step."""
+    after: float | None = None
+    """Its value from the next step on."""
+    samples: int = Field(default=0, ge=0)
+    """Samples that were dropped."""
 
 
 class TrainStepEvent(Event):
@@ -102,7 +132,7 @@ class TrainStepEvent(Event):
     """Every sample that was read since the step before and not trained."""
     unchanged_reason: str = ""
     """Why the weights did not change: `no_samples` (only drops), `all_masked`, `zero_advantage`, `zero_gradient`,
-    `non_finite`; empty when they did."""
+    `non_finite`, `held` (by a guard); empty when they did."""
     batch_uri: str = ""
     """Where the packed batch is kept (safetensors); empty when there was none."""
     batch_sha256: str = ""
@@ -111,6 +141,10 @@ class TrainStepEvent(Event):
     """Partition of `samples` (as text) to the next offset to read: the same numbers as in the checkpoint."""
     metrics: dict[str, float] = Field(default={})
     """Named measurements of the step."""
+    guards: list[GuardAction] = Field(default=[])
+    """What the guards found and did; empty when every measurement was within its limits."""
+    knobs: dict[str, float] = Field(default={})
+    """What guards may turn, as it was in this step; `learning_rate` is a factor on the schedule."""
     started_at: AwareDatetime
     """When the batch was closed."""
     finished_at: AwareDatetime

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from clawstream.metrics import Metrics
 from clawstream.operations_server import OperationsServer
 from clawstream.settings import load_settings
 from clawstream.weights.manifest import verify
-from services.trainer.algorithms.base import load_algorithm
+from services.trainer.algorithms.base import Algorithm, load_algorithm
 from services.trainer.assembly import Surroundings, Trainer, trainer_history
 from services.trainer.batch_archive import BatchArchive
 from services.trainer.checkpoint import CheckpointStore
@@ -31,6 +32,7 @@ from services.trainer.engine.adapter_weights import CONFIG_NAME
 from services.trainer.engine.lora import LoraSettings
 from services.trainer.engine.optimizer import OptimizerSettings
 from services.trainer.engine.parallel import ParallelLayout
+from services.trainer.guards.knobs import Knob
 from services.trainer.history import History
 from services.trainer.policy import PolicyTrainer
 from services.trainer.progress import Progress
@@ -79,6 +81,10 @@ def run(settings: TrainerSettings, stop: threading.Event, logger: Logger) -> Non
     layout = ParallelLayout.start(tensor_parallel_size=settings.tensor_parallel_size, seed=settings.seed)
     cpu_platform.enable_fast_exact_matmul()
     optimizer = settings.optimizer
+
+    def with_coefficients(coefficients: Mapping[str, float]) -> Algorithm:
+        return load_algorithm(settings.algorithm.factory, settings.algorithm.options | dict(coefficients))
+
     policy_trainer = PolicyTrainer(
         layout,
         load_algorithm(settings.algorithm.factory, settings.algorithm.options),
@@ -96,6 +102,8 @@ def run(settings: TrainerSettings, stop: threading.Event, logger: Logger) -> Non
         seed=settings.seed,
         updates_per_batch=settings.updates_per_batch,
         reference_directory=settings.model,
+        with_coefficients=with_coefficients,
+        keeps_reference=with_coefficients(guarded_extremes(settings)).needs.reference,
     )
     channel = RankChannel(layout)
     try:
@@ -107,6 +115,12 @@ def run(settings: TrainerSettings, stop: threading.Event, logger: Logger) -> Non
             follow(policy_trainer, channel)
     finally:
         ParallelLayout.stop()
+
+
+def guarded_extremes(settings: TrainerSettings) -> dict[str, float]:
+    """The largest coefficients that guards may ask the loss for: whether it takes them shows before the first step."""
+    rules = settings.guards.knob_rules(settings.algorithm.options)
+    return {knob.value: each.high for knob, each in rules.items() if knob is not Knob.LEARNING_RATE}
 
 
 def lora_settings(settings: TrainerSettings) -> LoraSettings | None:

@@ -17,6 +17,7 @@ from services.trainer.credit import CreditRules
 from services.trainer.dead_letters import DeadLetter
 from services.trainer.events import EventRecords
 from services.trainer.finisher import FinishedStep, Finisher
+from services.trainer.guards.watch import Guards
 from services.trainer.history import History, read_history
 from services.trainer.learning_rate import LearningRateSchedule
 from services.trainer.loop import LoopSettings, TrainerLoop
@@ -182,6 +183,7 @@ class Trainer:
             ),
             reader=self._reader,
             batcher=batcher,
+            guards=Guards.restored(settings.guards, settings.algorithm.options, progress.knobs),
             archive=self._archive,
             finisher=self._finisher,
             report=around.report,

@@ -1,13 +1,13 @@
 """Builds the trainer's events. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from clawstream import ids, topics
 from clawstream.bus.interface import OutgoingRecord
 from clawstream.codec import encode
 from schemas.events import TrainStepEvent, WeightPointerEvent, WeightVersionEvent
-from schemas.events.train_step import DroppedSample, TrainedSample
+from schemas.events.train_step import DroppedSample, GuardAction, TrainedSample
 from services.trainer.ages import age
 from services.trainer.batcher import ClosedBatch
 from services.trainer.candidates import Candidate
@@ -27,6 +27,8 @@ def trained_sample(candidate: Candidate, current_version: int) -> TrainedSample:
         advantage=candidate.sample.rl_advantage if candidate.sample.rl_mask.any() else None,
         stale_tokens=candidate.stale_tokens,
         has_teacher=bool(candidate.sample.opd_mask.any()),
+        principal=candidate.principal,
+        sampling_temperature=candidate.sample.sampling_temperature,
     )
 
 
@@ -44,6 +46,8 @@ def train_step_event(
     batch_sha256: str,
     next_offsets: Mapping[str, int],
     metrics: Mapping[str, float],
+    guards: Sequence[GuardAction],
+    knobs: Mapping[str, float],
     started_at: datetime,
     finished_at: datetime,
 ) -> TrainStepEvent:
@@ -68,6 +72,8 @@ def train_step_event(
         batch_sha256=batch_sha256,
         next_offsets=dict(next_offsets),
         metrics=dict(metrics),
+        guards=list(guards),
+        knobs=dict(knobs),
         started_at=started_at,
         finished_at=finished_at,
     )

@@ -7,23 +7,25 @@ left unannounced is announced the same when the trainer starts again.
 
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from clawstream.clock import Clock
 from clawstream.log import Logger
 from clawstream.metrics import Metrics
-from schemas.events.train_step import DroppedSample, DropReason
+from schemas.events.train_step import DroppedSample, DropReason, GuardAction
 from services.trainer.batch_archive import ArchivedBatch
 from services.trainer.batcher import Batcher, ClosedBatch, TurnLedger
 from services.trainer.events import train_step_event
 from services.trainer.finisher import FinishedStep, Finisher
+from services.trainer.guards.bounds import Breach
+from services.trainer.guards.watch import DECAY, Guards, guard_drop
 from services.trainer.learning_rate import LearningRateSchedule
 from services.trainer.ports import Archive, Policy
 from services.trainer.progress import Progress, waiting_samples
 from services.trainer.progress_report import ProgressReport
 from services.trainer.reader import SampleReader
-from services.trainer.sample import StepResult
+from services.trainer.sample import StepResult, UnchangedReason
 
 NO_SAMPLES = "no_samples"
 """`unchanged_reason` of a step that only lists drops."""
@@ -53,6 +55,7 @@ class TrainerLoop:
         schedule: LearningRateSchedule,
         reader: SampleReader,
         batcher: Batcher,
+        guards: Guards,
         archive: Archive,
         finisher: Finisher,
         report: ProgressReport,
@@ -67,6 +70,7 @@ class TrainerLoop:
         self._schedule = schedule
         self._reader = reader
         self._batcher = batcher
+        self._guards = guards
         self._archive = archive
         self._finisher = finisher
         self._report = report
@@ -107,20 +111,35 @@ class TrainerLoop:
         started_at = self._clock.now()
         started = self._clock.monotonic_seconds()
         before = self._progress
-        batch = self._batcher.close(closed_by, started, started_at.timestamp())
+        closed = self._batcher.close(closed_by, started, started_at.timestamp())
         self._report.batch_closed()
+        inspection = self._guards.inspect(closed, self._group_version or before.newest_version)
+        batch, knobs = inspection.batch, self._guards.state
         step = before.step + 1
         archived: ArchivedBatch | None = None
         result: StepResult | None = None
         if batch.candidates:
             samples = [candidate.sample for candidate in batch.candidates]
             archived = self._archive.write(step, samples)
-            result = self._policy.train_step(samples, archived, self._schedule.at(self._policy.num_updates))
+            if not inspection.held:
+                rate = self._schedule.at(self._policy.num_updates) * self._guards.learning_rate_factor
+                result = self._policy.train_step(samples, archived, rate, self._guards.controls())
         changed = result is not None and result.changed
         if changed and self._group_version is None:
             self._group_version = before.newest_version + 1
-        culprits = _non_finite(batch, result)
+        measured = _finite({**(result.metrics if result is not None else {}), **inspection.measurements})
+        blamed: dict[str, Breach] = {} if result is None else dict(result.dropped)
+        held = [*inspection.held, *(result.held if result is not None else ())]
+        actions = self._guards.conclude(measured, dropped=[*inspection.reasons, *blamed.values()], held=held)
+        by_guards = [
+            guard_drop(each, blamed[each.sample.sample_id])
+            for each in batch.candidates
+            if each.sample.sample_id in blamed
+        ]
+        culprits = [*_non_finite(batch, result), *inspection.dropped, *by_guards]
+        unchanged_reason = "" if changed else _unchanged_reason(result, bool(inspection.held))
         self._count_drops(batch, culprits)
+        num_trained = 0 if unchanged_reason == UnchangedReason.HELD else len(closed.candidates) - len(culprits)
         waiting = [*waiting_samples(self._batcher.waiting()), *self._reader.expected]
         self._batcher.forget_before(started_at.timestamp() - self._settings.trained_retention_days * _SECONDS_PER_DAY)
         after = before.model_copy(
@@ -131,8 +150,9 @@ class TrainerLoop:
                 "trained": dict(self._ledger.trained),
                 "settled": dict(self._ledger.settled),
                 "baselines": self._batcher.baselines,
+                "knobs": self._guards.state,
                 "drop_counts": dict(self._batcher.drop_counts),
-                "samples_trained": before.samples_trained + len(batch.candidates) - len(culprits),
+                "samples_trained": before.samples_trained + num_trained,
             }
         )
         finished_at = self._clock.now()
@@ -144,11 +164,13 @@ class TrainerLoop:
             step=step,
             base_version=before.weight_version,
             weight_version=self._group_version if changed else None,
-            unchanged_reason="" if changed else _unchanged_reason(result),
+            unchanged_reason=unchanged_reason,
             batch_uri=archived.path.resolve().as_uri() if archived is not None else "",
             batch_sha256=archived.sha256 if archived is not None else "",
             next_offsets={str(partition): offset for partition, offset in sorted(after.next_offsets.items())},
-            metrics=_finite(result.metrics) if result is not None else {},
+            metrics=measured,
+            guards=actions,
+            knobs=knobs,
             started_at=started_at,
             finished_at=finished_at,
         )
@@ -156,6 +178,7 @@ class TrainerLoop:
         after = after.model_copy(update={"unannounced": [*before.unannounced, event], "dead_letters": dead_letters})
         self._progress = after
         seconds = self._clock.monotonic_seconds() - started
+        self._tell(actions, step)
         self._observe(event.metrics, "changed" if changed else event.unchanged_reason, seconds, result is not None)
         self._logger.info(
             "step",
@@ -197,6 +220,14 @@ class TrainerLoop:
         for dropped in [*batch.drops, *culprits]:
             self._metrics.increment("samples_dropped_total", reason=dropped.reason)
 
+    def _tell(self, actions: Sequence[GuardAction], step: int) -> None:
+        for action in actions:
+            self._metrics.increment("guard_actions_total", guard=action.guard, action=action.action)
+            told = action.model_dump(exclude_defaults=True)
+            (self._logger.info if action.action == DECAY else self._logger.warning)("guard", step=step, **told)
+        for name, value in self._guards.state.items():
+            self._metrics.set("guard_knob", value, knob=name)
+
     def _observe(self, values: Mapping[str, float], outcome: str, seconds: float, trained: bool) -> None:
         self._metrics.increment("train_steps_total", result=outcome)
         if trained:
@@ -218,7 +249,9 @@ class TrainerLoop:
         )
 
 
-def _unchanged_reason(result: StepResult | None) -> str:
+def _unchanged_reason(result: StepResult | None, is_held: bool) -> str:
+    if is_held:
+        return UnchangedReason.HELD.value
     if result is None:
         return NO_SAMPLES
     return str(result.unchanged_reason or "")

@@ -7,8 +7,8 @@ one batch (or several, each on a part of its own): gradients accumulate over mic
 global counts, so how a batch is cut into micro-batches and spread over ranks changes nothing but rounding.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +37,8 @@ from services.trainer.engine.weights import (
     whole_tensors,
 )
 from services.trainer.given_ids import given_ids
+from services.trainer.guards.bounds import Breach, breaches
+from services.trainer.guards.controls import StepControls
 from services.trainer.metrics import StepMeasurements
 from services.trainer.packing import PackedRow, pack, plan_micro_batches
 from services.trainer.sample import StepResult, TrainingSample, UnchangedReason
@@ -65,6 +67,22 @@ class PolicySnapshot:
     """Of the adapters, if there are any."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What became of one part of a batch."""
+
+    reason: UnchangedReason | None
+    """Why nothing changed; None when something did."""
+    measurements: StepMeasurements
+    gradient_norm: float = 0.0
+    culprits: tuple[str, ...] = ()
+    """Samples to blame for `non_finite`."""
+    offenders: dict[int, Breach] = field(default_factory=dict[int, Breach])
+    """By place: samples that must be left out before the part can be trained."""
+    held: tuple[Breach, ...] = ()
+    """Why a guard allows no update."""
+
+
 class PolicyTrainer:
     """See the module's docstring. Not safe for concurrent use; a snapshot is."""
 
@@ -81,10 +99,14 @@ class PolicyTrainer:
         recompute_activations: bool = False,
         lora: LoraSettings | None = None,
         seed: int = 0,
+        with_coefficients: Callable[[Mapping[str, float]], Algorithm] | None = None,
+        keeps_reference: bool = False,
     ) -> None:
         """`updates_per_batch` cuts a batch into so many parts, with an update on each; all of them are bounded against
         the policy at the start of the batch. `reference_directory` holds the base model where the algorithm needs it
         (None: what is loaded first). With `lora` only adapters are trained; `seed` is of their first values.
+        `with_coefficients` makes the algorithm with other options, as a step's controls ask; with `keeps_reference`
+        the base model is loaded although the algorithm does not need it yet.
         """
         self.layout = layout
         self._algorithm = algorithm
@@ -93,6 +115,9 @@ class PolicyTrainer:
         self._dtype = dtype
         self._updates_per_batch = updates_per_batch
         self._reference_directory = reference_directory
+        self._with_coefficients = with_coefficients
+        self._coefficients: dict[str, float] = {}
+        self._keeps_reference = keeps_reference
         self._reference: PolicyModel | None = None
         self._recompute_activations = recompute_activations
         self._lora = lora
@@ -123,7 +148,7 @@ class PolicyTrainer:
         if self._lora is not None:
             self._model.add_adapters(self._lora, self.layout, self._seed)
         self._optimizer = ParallelAdamW(self._model.trained_parameters(), self.layout, self._optimizer_settings)
-        if self._algorithm.needs.reference and self._reference is None:
+        if (self._keeps_reference or self._algorithm.needs.reference) and self._reference is None:
             self._reference = self._read_model(self._reference_directory or hugging_face_directory)
 
     def _read_model(self, directory: Path) -> PolicyModel:
@@ -148,41 +173,72 @@ class PolicyTrainer:
         load_adapters(self.model, self.layout, read, self.optimizer.main_parameters.put)
         self.optimizer.restored(0)
 
-    def train_step(self, batch: Sequence[TrainingSample], learning_rate: float) -> StepResult:
+    def train_step(
+        self, batch: Sequence[TrainingSample], learning_rate: float, controls: StepControls | None = None
+    ) -> StepResult:
         """One update on `batch` (or on each part of it), or none, with the reason. A collective of all ranks.
 
-        Raises ValueError for an empty batch and for token ids outside the vocabulary.
+        Samples that `controls` drop take no part, as if they had not been there. Where it holds a part of the batch,
+        that part and those after it make no update. Raises ValueError for an empty batch, for token ids outside the
+        vocabulary, and for dropping with several updates per batch.
         """
+        controls = controls or StepControls()
         if not batch:
             raise ValueError("a batch needs at least one sample")
+        if controls.drop and self._updates_per_batch > 1:
+            raise ValueError("samples can be dropped by what a step measures only with one update per batch")
         self._check_vocabulary(batch)
-        plans = [
+        self._use_coefficients(controls.coefficients)
+        plans = self._plans(batch)
+        proximal = self._proximal(batch, plans)
+        total = self._new_measurements(batch)
+        outcomes: list[_Outcome] = []
+        dropped: dict[str, Breach] = {}
+        for plan in plans:
+            outcome = self._update(batch, plan, proximal, learning_rate, controls)
+            if outcome.offenders:
+                dropped = {batch[place].sample_id: breach for place, breach in outcome.offenders.items()}
+                batch = [each if index not in outcome.offenders else _masked(each) for index, each in enumerate(batch)]
+                (plan_of_rest,) = self._plans(batch)
+                proximal = self._proximal(batch, [plan_of_rest])
+                outcome = self._update(batch, plan_of_rest, proximal, learning_rate, replace(controls, drop=()))
+            if outcome.reason is not UnchangedReason.NON_FINITE or len(plans) == 1:
+                total.merge(outcome.measurements)
+            outcomes.append(outcome)
+            if outcome.reason is UnchangedReason.HELD:
+                break
+        changed = any(outcome.reason is None for outcome in outcomes)
+        result = self._result(
+            batch,
+            total,
+            None if changed else outcomes[0].reason,
+            max(outcome.gradient_norm for outcome in outcomes),
+            learning_rate,
+            [culprit for outcome in outcomes for culprit in outcome.culprits],
+            len(dropped),
+        )
+        return replace(result, dropped=dropped, held=outcomes[-1].held)
+
+    def _use_coefficients(self, coefficients: Mapping[str, float]) -> None:
+        if dict(coefficients) == self._coefficients:
+            return
+        if self._with_coefficients is None:
+            raise ValueError(f"this policy's loss cannot be given other coefficients: {dict(coefficients)}")
+        self._algorithm = self._with_coefficients(coefficients)
+        self._coefficients = dict(coefficients)
+
+    def _plans(self, batch: Sequence[TrainingSample]) -> list[PartPlan]:
+        return [
             plan_part(batch, part, self._algorithm, self._tokens_per_micro_batch, self.layout)
             for part in consecutive_parts(len(batch), self._updates_per_batch)
         ]
-        proximal: dict[MicroBatch, PolicyOutputs] = {}
-        if len(plans) > 1 or self._algorithm.needs.recomputed_proximal:
-            proximal = self._proximal(batch, [each for plan in plans for each in plan.micro_batches])
-        total = self._new_measurements(batch)
-        reasons: list[UnchangedReason | None] = []
-        culprits: list[str] = []
-        gradient_norms: list[float] = []
-        for plan in plans:
-            reason, blamed, gradient_norm, measurements = self._update(batch, plan, proximal, learning_rate)
-            if reason is not UnchangedReason.NON_FINITE or len(plans) == 1:
-                total.merge(measurements)
-            reasons.append(reason)
-            culprits += blamed
-            gradient_norms.append(gradient_norm)
-        changed = None in reasons
-        reason = None if changed else reasons[0]
-        return self._result(batch, total, reason, max(gradient_norms), learning_rate, culprits)
 
     @torch.no_grad()
-    def _proximal(
-        self, batch: Sequence[TrainingSample], micro_batches: Sequence[MicroBatch]
-    ) -> dict[MicroBatch, PolicyOutputs]:
+    def _proximal(self, batch: Sequence[TrainingSample], plans: Sequence[PartPlan]) -> dict[MicroBatch, PolicyOutputs]:
         """The policy at the start of the batch, where it cannot be read off the first forward pass."""
+        if len(plans) == 1 and not self._algorithm.needs.recomputed_proximal:
+            return {}
+        micro_batches = [each for plan in plans for each in plan.micro_batches]
         return {each: self._forward([batch[index] for index in each])[0] for each in micro_batches}
 
     def _update(
@@ -191,30 +247,38 @@ class PolicyTrainer:
         plan: PartPlan,
         proximal: dict[MicroBatch, PolicyOutputs],
         learning_rate: float,
-    ) -> tuple[UnchangedReason | None, list[str], float, StepMeasurements]:
-        """(why nothing changed, who is to blame, gradient norm, measurements) of one part."""
+        controls: StepControls,
+    ) -> _Outcome:
+        """One part of the batch."""
         self.optimizer.discard_gradients()
         measurements = self._new_measurements(batch)
         if plan.reason is not None:
-            return plan.reason, plan.culprits, 0.0, measurements
+            return _Outcome(plan.reason, measurements, culprits=tuple(plan.culprits))
         for micro_batch in plan.micro_batches:
             self._accumulate(batch, micro_batch, plan, proximal.get(micro_batch), measurements)
         measurements.combine(self.layout)
+        statistics = measurements.sample_statistics()
+        offenders = controls.offenders([statistic.measurements for statistic in statistics])
+        if offenders:
+            self.optimizer.discard_gradients()
+            return _Outcome(UnchangedReason.HELD, measurements, offenders=offenders)
         gradient_norm = self.optimizer.reduce_gradients()
         if not np.isfinite(gradient_norm) or not np.isfinite(measurements.loss):
             self.optimizer.discard_gradients()
-            statistics = measurements.sample_statistics()
             culprits = [
                 sample.sample_id
                 for sample, statistic in zip(batch, statistics, strict=True)
                 if not np.isfinite(statistic.loss)
             ]
-            return UnchangedReason.NON_FINITE, culprits, 0.0, measurements
+            return _Outcome(UnchangedReason.NON_FINITE, measurements, culprits=tuple(culprits))
         if gradient_norm == 0.0:
             self.optimizer.discard_gradients()
-            return UnchangedReason.ZERO_GRADIENT, [], 0.0, measurements
+            return _Outcome(UnchangedReason.ZERO_GRADIENT, measurements)
+        if held := breaches(controls.hold, measurements.metrics()):
+            self.optimizer.discard_gradients()
+            return _Outcome(UnchangedReason.HELD, measurements, gradient_norm, held=tuple(held))
         self.optimizer.step(learning_rate, gradient_norm)
-        return None, [], gradient_norm, measurements
+        return _Outcome(None, measurements, gradient_norm)
 
     def _accumulate(
         self,
@@ -229,7 +293,7 @@ class PolicyTrainer:
         outputs, row = self._forward(samples)
         # Without a forward pass of its own the policy at the start of the batch is the current one.
         tokens = token_batch(samples, outputs, proximal or outputs.constant(), self._algorithm.needs)
-        if self._reference is not None:
+        if self._reference is not None and self._algorithm.needs.reference:
             with torch.no_grad():
                 tokens = replace(tokens, reference_log_probs=self._forward(samples, self._reference)[0].log_probs)
         place = torch.as_tensor(micro_batch, device=outputs.log_probs.device)
@@ -311,6 +375,7 @@ class PolicyTrainer:
         gradient_norm: float,
         learning_rate: float,
         culprits: Sequence[str] = (),
+        num_dropped: int = 0,
     ) -> StepResult:
         rewarded = [sample for sample in batch if sample.rl_mask.any()]
         rewards = np.asarray([sample.reward for sample in rewarded] or [0.0])
@@ -319,7 +384,7 @@ class PolicyTrainer:
             "gradient_norm": gradient_norm,
             "learning_rate": learning_rate,
             "num_updates": float(self.optimizer.num_updates),
-            "num_samples": float(len(batch)),
+            "num_samples": float(len(batch) - num_dropped),
             "reward_mean": float(rewards.mean()),
             "reward_std": float(rewards.std()),
             "nonzero_reward_share": float((rewards != 0).mean()),
@@ -373,6 +438,11 @@ class PolicyTrainer:
         torch.set_rng_state(random_state["cpu"])
         if cpu_platform.has_gpu():
             torch.cuda.set_rng_state(random_state["cuda"])
+
+
+def _masked(sample: TrainingSample) -> TrainingSample:
+    """The sample with every token in no component: it counts nowhere."""
+    return sample.without_tokens(np.ones(sample.response_ids.size, np.bool_))
 
 
 def _random_state() -> dict[str, torch.Tensor]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from services.trainer.batch_archive import ArchivedBatch
+from services.trainer.guards.controls import StepControls
 from services.trainer.sample import StepResult, TrainingSample
 
 
@@ -32,7 +33,11 @@ class Policy(Protocol):
         ...
 
     def train_step(
-        self, samples: Sequence[TrainingSample], archived: ArchivedBatch, learning_rate: float
+        self,
+        samples: Sequence[TrainingSample],
+        archived: ArchivedBatch,
+        learning_rate: float,
+        controls: StepControls,
     ) -> StepResult:
         """One update, or none with the reason. `archived` holds the same samples, for the other ranks."""
         ...

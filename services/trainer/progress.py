@@ -55,6 +55,8 @@ class Progress(BaseModel):
     """See `TurnLedger`."""
     baselines: dict[str, tuple[float, float]] = {}
     """See `UserBaselines`."""
+    knobs: dict[str, float] = {}
+    """What guards have turned; see `guards.knobs`."""
     drop_counts: dict[str, int] = {}
     """Drops by reason since the lineage began."""
     samples_trained: int = 0

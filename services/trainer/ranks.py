@@ -24,6 +24,7 @@ from services.trainer.batch_archive import ArchivedBatch, read_batch
 from services.trainer.checkpoint import read_checkpoint
 from services.trainer.engine import cpu_platform
 from services.trainer.engine.parallel import ParallelLayout
+from services.trainer.guards.controls import StepControls
 from services.trainer.policy import PolicySnapshot, PolicyTrainer
 from services.trainer.sample import StepResult, TrainingSample
 
@@ -120,11 +121,15 @@ class RankedPolicy:
             open_policy(self._trainer, order)
 
     def train_step(
-        self, samples: Sequence[TrainingSample], archived: ArchivedBatch, learning_rate: float
+        self,
+        samples: Sequence[TrainingSample],
+        archived: ArchivedBatch,
+        learning_rate: float,
+        controls: StepControls,
     ) -> StepResult:
         order = {"do": "train", "path": str(archived.path), "sha256": archived.sha256, "learning_rate": learning_rate}
-        with self._order(order):
-            return self._trainer.train_step(samples, learning_rate)
+        with self._order(order | {"controls": controls.as_document()}):
+            return self._trainer.train_step(samples, learning_rate, controls)
 
     def snapshot(self) -> PolicySnapshot:
         with self._order({"do": "snapshot"}):
@@ -156,7 +161,7 @@ def follow(trainer: PolicyTrainer, channel: RankChannel) -> None:
                 open_policy(trainer, order)
             case "train":
                 samples = read_batch(Path(order["path"]), order["sha256"])
-                trainer.train_step(samples, order["learning_rate"])
+                trainer.train_step(samples, order["learning_rate"], StepControls.from_document(order["controls"]))
             case "snapshot":
                 trainer.snapshot()
             case "wait":

@@ -7,6 +7,8 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from services.trainer.guards.bounds import Breach
+
 
 @dataclass(frozen=True, slots=True)
 class IdTargets:
@@ -134,6 +136,8 @@ class UnchangedReason(StrEnum):
     """Advantages exist, but the gradient is exactly 0 (all of it clipped)."""
     NON_FINITE = "non_finite"
     """A number of a sample, the loss or the gradient is NaN or infinite."""
+    HELD = "held"
+    """A guard found a measurement of the step beyond its limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,17 @@ class SampleStatistics:
     clipped_share: float
     """Share of active tokens whose gradient the clip removed."""
 
+    @property
+    def measurements(self) -> dict[str, float]:
+        """Under the names that the whole batch's have; empty for a sample that was not computed."""
+        if self.active_tokens == 0:
+            return {}
+        return {
+            "shift_mean_abs": self.mean_absolute_shift,
+            "entropy_mean": self.mean_entropy,
+            "clipped_share": self.clipped_share,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
@@ -166,3 +181,7 @@ class StepResult:
     """By sample id."""
     non_finite_samples: tuple[str, ...] = field(default=())
     """Samples to blame for `non_finite`, where single ones are."""
+    dropped: Mapping[str, Breach] = field(default_factory=dict[str, Breach])
+    """Sample id to why a guard left it out."""
+    held: tuple[Breach, ...] = ()
+    """Why a guard allowed no update, or none of the later parts of the batch."""

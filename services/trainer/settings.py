@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from clawstream.settings import ConfigPath, Section, ServiceSettings
 from services.trainer.advantages import AdvantageMode
 from services.trainer.algorithms.options import LearningSignal, learning_signal, options_of
+from services.trainer.guards.settings import GuardsSection, contradictions
 
 
 class LearningRateSection(Section):
@@ -150,6 +151,8 @@ class TrainerSettings(ServiceSettings):
     """The loss."""
     advantage: AdvantageSection = AdvantageSection()
     """From rewards to advantages."""
+    guards: GuardsSection = GuardsSection()
+    """What is watched in every step, and what follows."""
     learning_rate: LearningRateSection = LearningRateSection()
     """Its schedule."""
     optimizer: OptimizerSection = OptimizerSection()
@@ -191,4 +194,14 @@ class TrainerSettings(ServiceSettings):
                 "algorithm.options.kl_reference=proximal with updates_per_batch=1: the policy at the start of the "
                 "batch is the policy itself, so the divergence is 0; use base, or more updates"
             )
+        mistakes = contradictions(
+            self.guards,
+            batch_size=self.batch_size,
+            max_age_versions=self.max_age_versions,
+            updates_per_batch=self.updates_per_batch,
+            options=options,
+            given_options=self.algorithm.options,
+        )
+        if mistakes:
+            raise ValueError("; ".join(f"guards.{mistake}" for mistake in mistakes))
         return self

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from clawstream.status.diagnosis import diagnose
+from clawstream.status.log_reading import told
 from clawstream.status.snapshot import EngineVersion, LogSnapshot, MetricSample, Snapshot, StageLag, Step
 from clawstream.supervisor.report import ProcessReport, ProcessState, SupervisorReport
 from clawstream.topics import NEXT_STATES, SAMPLES, SCORES, TURNS, topic_definitions
+from schemas.events.train_step import GuardAction
 from schemas.events.weights import EngineState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -142,3 +144,44 @@ def test_the_address_to_talk_to_is_told() -> None:
 def test_the_largest_reason_for_drops_is_noted() -> None:
     diagnosis = diagnose(snapshot(log(drops={"too_old": 7, "superseded": 2})))
     assert any("dropped 9 samples in the last 1 steps, 7 of them as too_old" in note for note in diagnosis.notes)
+
+
+HELD = "shift: hold, shift_mean_abs 0.75 above 0.5"
+
+
+def test_steps_that_a_guard_held_say_which_and_why() -> None:
+    held = step(1, None, "held").model_copy(update={"guards": [HELD]})
+    diagnosis = diagnose(snapshot(log(steps=[held], guard_actions={"shift: hold": 1})))
+    assert not diagnosis.is_learning
+    assert f"changed no weight: held ({HELD})" in diagnosis.headline
+
+
+def test_what_guards_did_is_told_while_learning() -> None:
+    steps = [step(1), step(2, None, "held").model_copy(update={"guards": [HELD]})]
+    diagnosis = diagnose(snapshot(log(steps=steps, steps_read=9, guard_actions={"shift: hold": 1, "signal: alert": 3})))
+    assert diagnosis.is_learning
+    words = "\n".join(diagnosis.notes)
+    assert "the last 9 steps: shift: hold 1 times, signal: alert 3 times" in words
+    assert HELD in words
+    assert "a guard held step 2" in words
+
+
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        (
+            GuardAction(guard="shift", action="hold", measurement="shift_mean_abs", value=0.75, limit=0.5),
+            HELD,
+        ),
+        (
+            GuardAction(guard="shift", action="drop", measurement="age_mean", value=9, limit=4, samples=2),
+            "shift: drop, age_mean 9 above 4, 2 samples",
+        ),
+        (
+            GuardAction(guard="exploration", action="decay", knob="entropy_coefficient", before=0.001, after=0.0009),
+            "exploration: decay, entropy_coefficient 0.001 -> 0.0009",
+        ),
+    ],
+)
+def test_an_action_in_words(action: GuardAction, words: str) -> None:
+    assert told(action) == words

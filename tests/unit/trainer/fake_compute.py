@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from services.trainer.batch_archive import ArchivedBatch
+from services.trainer.guards.controls import StepControls
 from services.trainer.ports import Snapshot
 from services.trainer.sample import SampleStatistics, StepResult, TrainingSample, UnchangedReason
 
@@ -64,13 +65,20 @@ class FakePolicy:
         self.weights = list(snapshot.weights) if snapshot else []
         self.num_updates = snapshot.num_updates if snapshot else 0
         self.learning_rates: list[float] = []
+        self.controls: list[StepControls] = []
         self.answer: Callable[[Sequence[TrainingSample]], StepResult] | None = None
 
     def train_step(
-        self, samples: Sequence[TrainingSample], archived: ArchivedBatch, learning_rate: float
+        self,
+        samples: Sequence[TrainingSample],
+        archived: ArchivedBatch,
+        learning_rate: float,
+        controls: StepControls,
     ) -> StepResult:
         self._faults.at("before train")
         self.learning_rates.append(learning_rate)
+        self.controls.append(controls)
+        result = StepResult(True, None, {"loss": 0.5, "broken": float("nan")}, statistics(samples))
         if self.answer is not None:
             result = self.answer(samples)
             if not result.changed:
@@ -78,7 +86,7 @@ class FakePolicy:
         self.weights += [sample.sample_id for sample in samples]
         self.num_updates += 1
         self._faults.at("after train")
-        return StepResult(True, None, {"loss": 0.5, "broken": float("nan")}, statistics(samples))
+        return result
 
     def snapshot(self) -> FakeSnapshot:
         self._faults.at("snapshot")

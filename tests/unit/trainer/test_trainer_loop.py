@@ -28,11 +28,12 @@ from schemas.events.base import VersionSpan
 from schemas.events.train_step import DropReason
 from schemas.events.weights import EngineState
 from services.trainer.assembly import Surroundings, Trainer, trainer_history
+from services.trainer.guards.bounds import Breach
 from services.trainer.loop import TrainerLoop
 from services.trainer.progress import Progress
 from services.trainer.progress_report import ProgressReport
 from services.trainer.resume import first_progress
-from services.trainer.sample import UnchangedReason
+from services.trainer.sample import StepResult, UnchangedReason
 from services.trainer.settings import TrainerSettings
 from tests.fixtures.buses import read_all
 from tests.fixtures.samples import PARTITIONS, make_sample, sample_record
@@ -196,7 +197,11 @@ def test_a_batch_becomes_a_version_and_an_event_that_names_everything() -> None:
     assert {sample.sample_id for sample in step.samples} == {event.sample_id for event in good}
     assert [(dropped.turn_id, dropped.reason) for dropped in step.drops] == [("neutral", DropReason.ZERO_ADVANTAGE)]
     assert (step.step, step.base_version, step.weight_version, step.closed_by) == (1, 0, 1, "count")
-    assert step.metrics == {"loss": 0.5}, "a measurement that is not finite cannot be written as JSON"
+    assert step.metrics["loss"] == 0.5
+    assert "broken" not in step.metrics, "a measurement that is not finite cannot be written as JSON"
+    assert (step.metrics["effective_samples"], step.metrics["signal_share"]) == (2, pytest.approx(2 / 3))
+    assert [(sample.principal, sample.sampling_temperature) for sample in step.samples] == [("alice", 1.0)] * 2
+    assert (step.guards, step.knobs) == ([], {})
     assert step.batch_uri == "file:///batches/1.safetensors"
     assert sum(step.next_offsets.values()) == 3
     version = world.versions()[-1]
@@ -582,6 +587,7 @@ def test_an_unknown_end_of_a_transaction_is_looked_up_and_not_repeated() -> None
     assert len(world.steps()) == 1
 
 
+<<<<<<< HEAD
 def test_what_people_went_back_to_is_kept_until_they_release_it() -> None:
     world = World(batch_size=1, max_age_versions=None)
     loop = world.start()
@@ -602,3 +608,99 @@ def test_what_people_went_back_to_is_kept_until_they_release_it() -> None:
     release(world.bus, NAMESPACE, "default")
     train("five")
     assert world.disk.deleted == [2, 1, 3]
+=======
+def test_a_batch_that_a_guard_holds_moves_the_offsets_and_publishes_nothing() -> None:
+    world = World(guards={"effective_samples": {"policy": "hold", "min_samples": 2}})
+    world.put(make_sample("lonely"))
+    settle(world.start(), world)
+    (step,) = world.steps()
+    assert (step.closed_by, step.weight_version, step.unchanged_reason) == ("age", None, "held")
+    assert [(action.guard, action.action, action.value, action.limit) for action in step.guards] == [
+        ("effective_samples", "hold", 1.0, 2.0)
+    ]
+    assert [sample.turn_id for sample in step.samples] == ["lonely"]
+    assert step.batch_uri == "file:///batches/1.safetensors", "what was held is kept as what was trained"
+    assert sum(step.next_offsets.values()) == 1
+    assert [event.weight_version for event in world.versions()] == [0]
+    assert (world.pointers(), world.policy.weights, world.policy.num_updates) == ([0], [], 0)
+    assert world.report.status()["samples_trained"] == 0
+    settle(world.start(), world)
+    assert len(world.steps()) == 1, "the batch is not tried again"
+    world.put(*(make_sample(f"later-{number}") for number in range(2)))
+    settle(world.start(), world)
+    assert (world.steps()[-1].weight_version, world.steps()[-1].guards) == (1, [])
+
+
+def test_a_step_that_holds_itself_says_so() -> None:
+    world = World(guards={"shift": {"policy": "hold", "max_shift_nats": 0.5}})
+    breach = Breach("shift", "shift_mean_abs", 0.75, 0.5)
+    world.policy.answer = lambda samples: StepResult(
+        False, UnchangedReason.HELD, {"shift_mean_abs": 0.75}, {}, held=(breach,)
+    )
+    world.put(*(make_sample(f"turn-{number}") for number in range(2)))
+    settle(world.start(), world)
+    (step,) = world.steps()
+    assert (step.weight_version, step.unchanged_reason) == (None, "held")
+    assert [(action.action, action.measurement, action.value) for action in step.guards] == [
+        ("hold", "shift_mean_abs", 0.75)
+    ]
+    assert [each.measurement for each in world.policy.controls[0].hold] == ["shift_mean_abs", "effective_sample_share"]
+
+
+def test_samples_that_guards_drop_are_listed_with_their_reason() -> None:
+    world = World(
+        batch_size=3,
+        guards={
+            "exploration": {"policy": "drop", "min_answer_diversity": 0.9},
+            "shift": {"policy": "drop", "max_shift_nats": 0.5},
+        },
+    )
+    same, again = make_sample("same", response_ids=[4, 5]), make_sample("again", response_ids=[4, 5])
+    moved = make_sample("moved", response_ids=[6, 7])
+    breach = Breach("shift", "shift_mean_abs", 0.75, 0.5)
+    world.policy.answer = lambda samples: StepResult(True, None, {}, {}, dropped={moved.sample_id: breach})
+    world.put(same, again, moved)
+    settle(world.start(), world)
+    (step,) = world.steps()
+    assert len(step.samples) == 1
+    assert Counter((drop.reason, drop.detail) for drop in step.drops) == Counter(
+        [
+            (DropReason.GUARD, "exploration: answer_diversity 0.6667 below 0.9"),
+            (DropReason.GUARD, "shift: shift_mean_abs 0.75 above 0.5"),
+        ]
+    )
+    assert listed([step]) == Counter(event.sample_id for event in (same, again, moved))
+    assert Counter(action.action for action in step.guards)["drop"] == 2
+    assert world.report.status()["samples_trained"] == 1
+
+
+def test_what_guards_turned_survives_every_restart() -> None:
+    """The same rates and coefficients in every step, whether the trainer ran through or started again each time."""
+    section = {
+        "exploration": {"policy": "adapt", "min_answer_diversity": 0.7},
+        "shift": {"policy": "adapt", "max_age_versions": 1},
+    }
+    turned: list[list[tuple[dict[str, float], list[float], list[dict[str, float]]]]] = []
+    for restarts in (False, True):
+        world = World(guards=section)
+        loop = world.start()
+        rows: list[tuple[dict[str, float], list[float], list[dict[str, float]]]] = []
+        for number in range(5):
+            response = [4, 5] if number < 3 else [4 + number, 50 + number, 60 + number]
+            pair = [
+                make_sample(f"{number}-{place}", response_ids=[token + 7 * place * (number >= 3) for token in response])
+                for place in range(2)
+            ]
+            world.put(*pair)
+            if restarts:
+                loop = world.start()
+            settle(loop, world)
+            controls = [dict(each.coefficients) for each in world.policy.controls[-1:]]
+            rows.append((world.steps()[-1].knobs, world.policy.learning_rates[-1:], controls))
+        turned.append(rows)
+    assert turned[0] == turned[1]
+    assert [row[0]["entropy_coefficient"] for row in turned[0]] == pytest.approx(
+        [0.0, 0.0005, 0.00075, 0.001125, 0.0010125]
+    )
+    assert [row[0]["learning_rate"] for row in turned[0]] == pytest.approx([1.0, 1.0, 1.0, 0.5, 0.25])
+>>>>>>> 1eb41f6 (Guards of the four invariants: measured every step, with alert, adapt, hold and drop; status tells what they did)

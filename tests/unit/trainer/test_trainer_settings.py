@@ -44,6 +44,21 @@ def trainer(**values: Any) -> TrainerSettings:
             "nothing would be learned",
         ),
         ({"algorithm": {"factory": ALGORITHMS + "hybrid:Hybrid", "options": {"summed": True}}}, "belongs to combine"),
+        ({"batch_size": 4, "guards": {"effective_samples": {"min_samples": 5}}}, "min_samples=5 exceeds batch_size=4"),
+        ({"max_age_versions": 3, "guards": {"shift": {"max_age_versions": 3}}}, "could never act"),
+        ({"guards": {"shift": {"max_clipped_share": 0.1}}}, "nothing is clipped"),
+        ({"updates_per_batch": 2, "guards": {"shift": {"policy": "drop"}}}, "policy=drop by entropy, shift"),
+        (
+            {"guards": {"exploration": {"policy": "adapt"}}, "algorithm": {"options": {"entropy_coefficient": 0.5}}},
+            "entropy_coefficient: the configured 0.5 is outside",
+        ),
+        (
+            {
+                "guards": {"shift": {"policy": "adapt", "adapts": "kl_coefficient"}},
+                "algorithm": {"options": {"kl_reference": "proximal"}},
+            },
+            "a guard adapts kl_coefficient, but",
+        ),
     ],
 )
 def test_limits_that_contradict_one_another_are_refused(values: dict[str, Any], message: str) -> None:
