@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from clawstream.cli import broker, dlq, doctor, evaluate, models, status, supervision, topics, weights
+from clawstream.cli import broker, dlq, doctor, evaluate, models, report, status, supervision, topics, weights
 from clawstream.cli.terminal import errors
 from clawstream.errors import ClawstreamError, SettingsError
 
@@ -23,6 +23,7 @@ app.add_typer(topics.app, name="topics")
 app.add_typer(models.app, name="models")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(weights.app, name="weights")
+app.add_typer(report.app, name="report")
 supervision.register(app)
 status.register(app)
 doctor.register(app)

@@ -111,12 +111,13 @@ class Guards:
                 self.knobs[knob] = self.rules[knob].moved(before, next(iter(directions)))
             elif not directions and knob in well:
                 self.knobs[knob] = self.rules[knob].decayed(before)
-            turned = {"knob": knob.value, "before": before, "after": self.knobs[knob]}
+            after = self.knobs[knob]
+            turned = {"knob": knob.value, "before": before, "after": after}
             for breach in causes.get(knob, []):
                 actions.append(_action(GuardPolicy.ADAPT, breach).model_copy(update=turned))
-            if not directions and self.knobs[knob] != before:
+            if not directions and after != before:
                 owners = [guard for guard, turns in self.settings.adapting.items() if turns is knob]
-                actions.append(GuardAction(guard=owners[0], action=DECAY, **turned))
+                actions.append(GuardAction(guard=owners[0], action=DECAY, knob=knob.value, before=before, after=after))
         return actions
 
     def _blamed(self, candidates: Sequence[Candidate], current_version: int) -> dict[str, Breach]:
