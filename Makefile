@@ -2,6 +2,8 @@
 #
 #   make demo     the whole loop on this machine: Kafka, engine, gateway, judge, teacher, trainer, a scripted user
 #                 (DEMO_OPTIONS="--mode combine" learns from the user's complaints too; --help lists all)
+#   make study    every way to learn, three seeds each, with a control: hours; interrupt it and start it again
+#                 (STUDY_OPTIONS="--mode opd --minutes 5" for a part of it; writes docs/study.md)
 #   make test     checks, unit, contract and flow tests (the last on a real broker)
 #   make check    lint, format, types
 #   make bench    the numbers of the README
@@ -21,8 +23,9 @@ BIN := $(VENV)/bin
 SEEDS ?= 1
 PYTEST_OPTIONS ?=
 DEMO_OPTIONS ?=
+STUDY_OPTIONS ?=
 
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo study test check bench clean
 
 help:
 	@sed -n 's/^#   make /make /p' Makefile
@@ -52,6 +55,9 @@ models/smollm2: | $(VENV)/.packages
 
 demo: setup models/smollm2
 	SEEDS=$(SEEDS) $(BIN)/python -m examples.demo $(DEMO_OPTIONS)
+
+study: setup models/smollm2
+	$(BIN)/python -m examples.study $(STUDY_OPTIONS)
 
 test: setup check models/smollm2
 	$(BIN)/python -m pytest tests/unit tests/contracts -n 2 --dist loadfile $(PYTEST_OPTIONS)
