@@ -257,24 +257,26 @@ class PolicyTrainer:
         for micro_batch in plan.micro_batches:
             self._accumulate(batch, micro_batch, plan, proximal.get(micro_batch), measurements)
         measurements.combine(self.layout)
-        statistics = measurements.sample_statistics()
-        offenders = controls.offenders([statistic.measurements for statistic in statistics])
-        if offenders:
-            self.optimizer.discard_gradients()
-            return _Outcome(UnchangedReason.HELD, measurements, offenders=offenders)
+        if controls.drop:
+            statistics = measurements.sample_statistics()
+            offenders = controls.offenders([statistic.measurements for statistic in statistics])
+            if offenders:
+                self.optimizer.discard_gradients()
+                return _Outcome(UnchangedReason.HELD, measurements, offenders=offenders)
         gradient_norm = self.optimizer.reduce_gradients()
         if not np.isfinite(gradient_norm) or not np.isfinite(measurements.loss):
             self.optimizer.discard_gradients()
             culprits = [
                 sample.sample_id
-                for sample, statistic in zip(batch, statistics, strict=True)
+                for sample, statistic in zip(batch, measurements.sample_statistics(), strict=True)
                 if not np.isfinite(statistic.loss)
             ]
             return _Outcome(UnchangedReason.NON_FINITE, measurements, culprits=tuple(culprits))
         if gradient_norm == 0.0:
             self.optimizer.discard_gradients()
             return _Outcome(UnchangedReason.ZERO_GRADIENT, measurements)
-        if held := breaches(controls.hold, measurements.metrics()):
+        held = breaches(controls.hold, measurements.metrics()) if controls.hold else []
+        if held:
             self.optimizer.discard_gradients()
             return _Outcome(UnchangedReason.HELD, measurements, gradient_norm, held=tuple(held))
         self.optimizer.step(learning_rate, gradient_norm)
