@@ -587,7 +587,6 @@ def test_an_unknown_end_of_a_transaction_is_looked_up_and_not_repeated() -> None
     assert len(world.steps()) == 1
 
 
-<<<<<<< HEAD
 def test_what_people_went_back_to_is_kept_until_they_release_it() -> None:
     world = World(batch_size=1, max_age_versions=None)
     loop = world.start()
@@ -608,7 +607,8 @@ def test_what_people_went_back_to_is_kept_until_they_release_it() -> None:
     release(world.bus, NAMESPACE, "default")
     train("five")
     assert world.disk.deleted == [2, 1, 3]
-=======
+
+
 def test_a_batch_that_a_guard_holds_moves_the_offsets_and_publishes_nothing() -> None:
     world = World(guards={"effective_samples": {"policy": "hold", "min_samples": 2}})
     world.put(make_sample("lonely"))
@@ -703,4 +703,3 @@ def test_what_guards_turned_survives_every_restart() -> None:
         [0.0, 0.0005, 0.00075, 0.001125, 0.0010125]
     )
     assert [row[0]["learning_rate"] for row in turned[0]] == pytest.approx([1.0, 1.0, 1.0, 0.5, 0.25])
->>>>>>> 1eb41f6 (Guards of the four invariants: measured every step, with alert, adapt, hold and drop; status tells what they did)
