@@ -125,6 +125,8 @@ def read_results(directory: Path, settings: StudySettings, runs: Sequence[Run]) 
 
 
 def _result(document: Mapping[str, Any]) -> RunResult:
-    measured = {name: Measurement(**document[name]) for name in ("control", "before", "policy")}
-    curve = [CurvePoint(**point) for point in document["curve"]]
-    return RunResult(**(dict(document) | measured | {"run": Run(**document["run"]), "curve": curve}))
+    fields: dict[str, Any] = dict(document)
+    fields |= {name: Measurement(**document[name]) for name in ("control", "before", "policy")}
+    fields["run"] = Run(**document["run"])
+    fields["curve"] = [CurvePoint(**point) for point in document["curve"]]
+    return RunResult(**fields)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,9 @@ ALL_ADAPT = {
 }
 
 
-def guards(state: dict[str, float] | None = None, options: dict[str, object] | None = None, **section: Any) -> Guards:
+def guards(
+    state: Mapping[str, float] | None = None, options: Mapping[str, object] | None = None, **section: Any
+) -> Guards:
     return Guards.restored(GuardsSection.model_validate(section), options or {}, state or {})
 
 
