@@ -21,6 +21,8 @@ from services.trainer.checkpoint import CheckpointStore
 from services.trainer.engine.lora import LoraSettings
 from services.trainer.engine.optimizer import MOMENTS
 from services.trainer.engine.parallel import ParallelLayout
+from services.trainer.guards.bounds import Bound
+from services.trainer.guards.controls import StepControls
 from services.trainer.policy import PolicyTrainer
 from services.trainer.ranks import RankChannel, RankedPolicy, follow
 from services.trainer.sample import StepResult, TrainingSample, UnchangedReason
@@ -110,6 +112,7 @@ def main(models: Path, out: Path) -> None:
     for architecture in ("qwen2", "qwen3"):
         run(layout, models, out / "tensor-lora" / architecture, architecture, tokens_per_micro_batch=40, lora=LORA)
     resume_on_the_other_layout(layout, models, out / "tensor-checkpoints")
+    guards_decide_alike(layout, models)
     parallel_state.destroy_model_parallel()
 
     layout = ParallelLayout.start(tensor_parallel_size=1)
@@ -121,6 +124,7 @@ def main(models: Path, out: Path) -> None:
     for name in LOSSES:
         run_loss(layout, models, out / "data-losses" / name, name)
     one_sample_on_two_copies(layout, models)
+    guards_decide_alike(layout, models)
     each_copy_holds_half_of_the_optimizer(layout, models)
     the_first_rank_keeps_the_others_waiting(layout, models)
     layout.stop()
@@ -184,6 +188,26 @@ def one_sample_on_two_copies(layout: ParallelLayout, models: Path) -> None:
     assert policy.train_step(random_samples([1.0]), RATE).changed
     refused = policy.train_step(random_samples([0.0]), RATE)
     assert refused.unchanged_reason is UnchangedReason.ZERO_ADVANTAGE
+    for name, parameter in policy.model.named_parameters().items():
+        largest = layout.max_over_data_ranks(parameter.detach().clone())
+        assert torch.equal(largest, parameter), f"{name} differs between the copies"
+
+
+def guards_decide_alike(layout: ParallelLayout, models: Path) -> None:
+    """A step that is held, and one that drops a sample, leave all ranks in the same state and collective."""
+    policy = PolicyTrainer(layout, Binary(), tokens_per_micro_batch=20)
+    policy.load(models / "qwen3")
+    batch = samples()
+    before = {name: each.detach().clone() for name, each in policy.model.named_parameters().items()}
+    held = policy.train_step(batch, RATE, StepControls(hold=(Bound("shift", "shift_mean_abs", high=1e-6),)))
+    assert held.unchanged_reason is UnchangedReason.HELD
+    for name, parameter in policy.model.named_parameters().items():
+        assert torch.equal(before[name], parameter), f"{name} was changed by a held step"
+    measured = {name: each.mean_absolute_shift for name, each in held.samples.items() if each.active_tokens}
+    farthest = max(measured, key=lambda name: measured[name])
+    limit = (sorted(measured.values())[-1] + sorted(measured.values())[-2]) / 2
+    dropped = policy.train_step(batch, RATE, StepControls(drop=(Bound("shift", "shift_mean_abs", high=limit),)))
+    assert (dropped.changed, list(dropped.dropped)) == (True, [farthest])
     for name, parameter in policy.model.named_parameters().items():
         largest = layout.max_over_data_ranks(parameter.detach().clone())
         assert torch.equal(largest, parameter), f"{name} differs between the copies"
