@@ -7,9 +7,17 @@ from xml.etree import ElementTree
 
 import orjson
 import pytest
+import typer
+from click.testing import Result
+from typer.testing import CliRunner
 
-from clawstream.errors import SettingsError
+from clawstream.errors import SettingsError, SupervisorError
 from examples.demo.evaluation import Measurement
+from examples.demo.history import History, StepRow, VersionRow
+from examples.demo.report import SeedResult
+from examples.demo.run import Effort
+from examples.demo.system import DemoPlan
+from examples.study import __main__ as study
 from examples.study.document import write_document
 from examples.study.results import CurvePoint, Run, RunResult, StudySettings, file_of, read_results, write_result
 from examples.study.schedule import duration, planned_runs, runs_left, seconds_left
@@ -173,3 +181,96 @@ def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
 def test_without_any_result_there_is_no_page(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no result yet"):
         write_document(tmp_path / "study.md", SETTINGS, planned_runs(MODES, 1), {})
+
+
+# -- the whole of it, with recorded runs
+
+
+def recorded(plan: DemoPlan) -> SeedResult:
+    """What a run of the demo returns."""
+    kept = result(plan.mode.name, plan.seed)
+    return SeedResult(
+        seed=plan.seed,
+        persona="terse",
+        control_before=kept.control,
+        policy_before=kept.before,
+        control_after=kept.control,
+        policy_after=kept.policy,
+        answers_after=[],
+        history=History(
+            versions=[VersionRow(0, 20, -0.8, 40.0), VersionRow(6, 20, 0.1, 30.0)],
+            steps=[StepRow(number, number, 16, 0.5, 0.1, 1.3 - 0.1 * number, 3.0) for number in (1, 2, 3)],
+            turns=80,
+            scores=40,
+            failed_scores=0,
+            drops_by_reason={},
+            judged={},
+            turn_of_response={},
+        ),
+        judge_agreement=0.9,
+        judged_exchanges=40,
+        mode=plan.mode.name,
+        final_version=12,
+        setup_seconds=30.0,
+        training_seconds=600.0,
+        total_seconds=900.0,
+    )
+
+
+class Runs:
+    """Stands in for the demo: remembers what was run, and fails when told to."""
+
+    def __init__(self) -> None:
+        self.plans: list[DemoPlan] = []
+        self.fails_at = ""
+
+    async def run_seed(self, plan: DemoPlan, *given: object) -> SeedResult:
+        assert any(isinstance(each, Effort) and each.training_seconds == 120 for each in given)
+        self.plans.append(plan)
+        (plan.directory / "data").mkdir(parents=True)
+        if f"{plan.mode.name}-seed-{plan.seed}" == self.fails_at:
+            raise SupervisorError("the trainer did not become ready")
+        return recorded(plan)
+
+    @property
+    def names(self) -> list[str]:
+        return [f"{plan.mode.name}-seed-{plan.seed}" for plan in self.plans]
+
+
+def test_an_interrupted_study_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Runs()
+    monkeypatch.setattr(study, "run_seed", runs.run_seed)
+    monkeypatch.setattr(study, "load_renderer", lambda directory: None)
+    app = typer.Typer()
+    app.command()(study.main)
+    page = tmp_path / "docs" / "study.md"
+
+    def start(*further: str) -> Result:
+        options = ["--minutes", "2", "--seeds", "2", "--mode", "binary", "--mode", "combine", *further]
+        return CliRunner().invoke(app, [*options, "--directory", str(tmp_path / "r"), "--document", str(page)])
+
+    runs.fails_at = "binary-seed-2"
+    first = start()
+    assert first.exit_code == 1
+    assert "did not become ready" in first.output
+    assert "Whole runs are kept" in first.output
+    assert runs.names == ["binary-seed-1", "combine-seed-1", "binary-seed-2"]
+    assert "2 of 4 runs are missing" in page.read_text()
+    assert [folder.name[:13] for folder in (tmp_path / "r" / "work").iterdir()] == ["binary-seed-2"], "for a look"
+
+    runs.fails_at, runs.plans = "", []
+    second = start()
+    assert second.exit_code == 0, second.output
+    assert "2 of 4 runs are whole; about 30 min left" in second.output
+    assert runs.names == ["binary-seed-2", "combine-seed-2"]
+    assert {plan.mode.algorithm for plan in runs.plans} == {
+        "services.trainer.algorithms.binary:Binary",
+        "services.trainer.algorithms.combine:Combine",
+    }
+    assert "runs are missing" not in page.read_text()
+
+    runs.plans = []
+    written = page.read_bytes()
+    assert "nothing is left to run" in start().output
+    assert (runs.plans, page.read_bytes()) == ([], written)
+    assert start("--batch-size", "4").exit_code == 2, "results of other settings do not belong beside these"
