@@ -1,31 +1,30 @@
-"""A gateway process on a real broker; behind it an engine that says what a test's policy says of the prompt."""
+"""A gateway with its real conversations and a log; behind it an engine that says what a policy says of the prompt."""
 
 import asyncio
 import os
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import httpx
-import orjson
 import pytest
-from kafka import KafkaConsumer  # The second opinion: it shares no code with our client.
-from kafka.structs import TopicPartition
 
-from clawstream.broker import LocalBroker
-from clawstream.process_identity import free_ports
+from clawstream.bus.interface import Bus
+from clawstream.bus.memory import MemoryBus
+from clawstream.rendering.renderer import load_renderer
 from clawstream.rendering.tokenizer import load_tokenizer
-from schemas.events import NextStateEvent, TurnEvent
+from clawstream.topics import NEXT_STATES, TURNS
+from schemas.events import Event, NextStateEvent, TurnEvent
 from tests.clients.agents.installation import node_executable
-from tests.fixtures.service_process import ServiceProcess
-from tests.fixtures.stub_engine import StubAnswer, StubEngine
-from tests.fixtures.system import wait_for
+from tests.fixtures import conversations as recording
+from tests.fixtures.gateway_app import running_gateway
+from tests.fixtures.stub_engine import StubAnswer
 
 MAX_CONTEXT_TOKENS = 400_000
 """Agents' system prompts are tens of thousands of this small vocabulary's tokens."""
-CLIENT_SECONDS = 120
+CLIENT_SECONDS = 150
+EventOfLog = TypeVar("EventOfLog", bound=Event)
 
 
 @dataclass(frozen=True)
@@ -54,62 +53,39 @@ class AgentGateway:
     """What a client talks to, and what became of it."""
 
     url: str
-    engine: StubEngine
-    process: ServiceProcess
-    kafka: str
-    namespace: str
+    bus: Bus
     prompts: list[Prompt] = field(default_factory=list[Prompt])
+    """In order of arrival at the engine."""
 
     async def turns(self, count: int) -> list[TurnEvent]:
         """All turns, by start, as soon as there are so many."""
-        found = await asyncio.to_thread(
-            wait_for, lambda: (events if len(events := self._events("turns.v1")) >= count else None), f"{count} turns"
-        )
-        return sorted((TurnEvent.model_validate(event) for event in found), key=lambda turn: turn.started_at)
+        return sorted(await self._at_least(TURNS, TurnEvent, count), key=lambda turn: turn.started_at)
 
     async def next_states(self, count: int) -> list[NextStateEvent]:
         """All next states, by time, as soon as there are so many."""
-        found = await asyncio.to_thread(
-            wait_for,
-            lambda: (events if len(events := self._events("next-states.v1")) >= count else None),
-            f"{count} next states",
-        )
-        states = [NextStateEvent.model_validate(event) for event in found]
-        return sorted(states, key=lambda state: state.observed_at)
+        return sorted(await self._at_least(NEXT_STATES, NextStateEvent, count), key=lambda state: state.observed_at)
 
-    def _events(self, topic: str) -> list[dict[str, Any]]:
-        consumer = KafkaConsumer(bootstrap_servers=self.kafka, isolation_level="read_committed")
-        try:
-            name = f"{self.namespace}.{topic}"
-            partitions = [TopicPartition(name, number) for number in sorted(consumer.partitions_for_topic(name) or ())]
-            consumer.assign(partitions)
-            ends = consumer.end_offsets(partitions)
-            consumer.seek_to_beginning(*partitions)
-            found: list[dict[str, Any]] = []
-            while any((consumer.position(partition) or 0) < ends[partition] for partition in partitions):
-                for records in consumer.poll(timeout_ms=200).values():
-                    found += [orjson.loads(record.value) for record in records if record.value is not None]
-            return found
-        finally:
-            consumer.close()
+    async def _at_least(self, topic: str, kind: type[EventOfLog], count: int) -> list[EventOfLog]:
+        def events() -> list[EventOfLog]:
+            return [event for event in recording.events_of(self.bus, topic) if isinstance(event, kind)]
+
+        await recording.until(lambda: len(events()) >= count)
+        return events()
 
 
-StartAgentGateway = Callable[[Policy], Awaitable[AgentGateway]]
+StartAgentGateway = Callable[[Policy], AbstractAsyncContextManager[AgentGateway]]
 
 
 @pytest.fixture
-async def start_agent_gateway(
-    local_broker: LocalBroker,
-    namespace: str,
-    tagged_model_directory: Path,
-    start_service: Callable[..., ServiceProcess],
-    tmp_path: Path,
-) -> AsyncIterator[StartAgentGateway]:
+def start_agent_gateway(tagged_model_directory: Path, tmp_path: Path) -> StartAgentGateway:
     """Starts a gateway whose policy is a function of the prompt."""
-    engines: list[StubEngine] = []
+    renderer = load_renderer(tagged_model_directory, "qwen3")
     tokenizer = load_tokenizer(tagged_model_directory)
 
-    async def start(policy: Policy) -> AgentGateway:
+    @asynccontextmanager
+    async def start(policy: Policy) -> AsyncIterator[AgentGateway]:
+        bus = MemoryBus()
+        recording.create_topics(bus)
         prompts: list[Prompt] = []
 
         def answer(request: Mapping[str, Any]) -> StubAnswer:
@@ -117,39 +93,22 @@ async def start_agent_gateway(
             prompts.append(prompt)
             said = policy(prompt)
             text, after = (said.text, said.after_tokens) if isinstance(said, Cut) else (said, None)
-            ids = tokenizer.encode(f"{text}<|im_end|>")
-            return StubAnswer(token_ids=ids, break_after_tokens=after)
+            return StubAnswer(token_ids=tokenizer.encode(f"{text}<|im_end|>"), break_after_tokens=after)
 
-        engine = StubEngine(max_context_tokens=MAX_CONTEXT_TOKENS, default_answer=answer)
-        engines.append(engine)
-        await engine.start()
-        port, operations_port = free_ports(2)
-        toml = f"""
-policy = "policy"
-data_directory = "{tmp_path / "data"}"
-[kafka]
-bootstrap_servers = "{local_broker.bootstrap_servers}"
-namespace = "{namespace}"
-[gateway]
-model_path = "{tagged_model_directory}"
-renderer = "qwen3"
-port = {port}
-operations_port = {operations_port}
-drain_seconds = 0.5
-max_context_tokens = {MAX_CONTEXT_TOKENS}
-engines = [{{ name = "scripted", url = "{engine.base_url}" }}]
-"""
-        topics = tmp_path / "topics.toml"
-        topics.write_text(toml)
-        await _succeed(["-m", "clawstream", "topics", "apply", "--config", str(topics)])
-        process = start_service("gateway", toml)
-        url = f"http://127.0.0.1:{port}"
-        await _until_ready(url, process)
-        return AgentGateway(url, engine, process, local_broker.bootstrap_servers, namespace, prompts)
+        async with (
+            recording.running_gateway(bus, tmp_path / "gateway") as recorder,
+            running_gateway(
+                renderer,
+                max_context_tokens=MAX_CONTEXT_TOKENS,
+                max_body_bytes=8 << 20,
+                real_conversations=recorder.conversations,
+            ) as gateway,
+        ):
+            gateway.engine.max_context_tokens = MAX_CONTEXT_TOKENS
+            gateway.engine.default_answer = answer
+            yield AgentGateway(gateway.base_url, bus, prompts)
 
-    yield start
-    for engine in engines:
-        await engine.close()
+    return start
 
 
 @pytest.fixture(scope="session")
@@ -183,22 +142,3 @@ def _read(text: str) -> Prompt:
     messages = [part.split("<|im_end|>")[0] for part in text.split("<|im_start|>")[1:]]
     spoken = [message for message in messages[:-1] if "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>" not in message]
     return Prompt(text=text, newest=spoken[-1])
-
-
-async def _succeed(arguments: list[str]) -> None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    output, _ = await process.communicate()
-    assert process.returncode == 0, output.decode(errors="replace")
-
-
-async def _until_ready(url: str, process: ServiceProcess) -> None:
-    def is_ready() -> bool:
-        assert process.process.poll() is None, process.text()
-        try:
-            return httpx.get(f"{url}/readyz").status_code == 200
-        except httpx.TransportError:
-            return False
-
-    await asyncio.to_thread(wait_for, is_ready, "the gateway is ready")
