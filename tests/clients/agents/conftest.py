@@ -23,7 +23,7 @@ from tests.fixtures.stub_engine import StubAnswer
 
 MAX_CONTEXT_TOKENS = 400_000
 """Agents' system prompts are tens of thousands of this small vocabulary's tokens."""
-CLIENT_SECONDS = 150
+CLIENT_SECONDS = 400
 EventOfLog = TypeVar("EventOfLog", bound=Event)
 
 

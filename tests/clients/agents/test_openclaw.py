@@ -36,6 +36,7 @@ async def test_explore(start_agent_gateway: StartAgentGateway, node: Path, tmp_p
         (tmp_path / "claw" / "workspace").mkdir(parents=True)
         (tmp_path / "claw" / "workspace" / "note.txt").write_text("The ferry leaves at 9:00.\n")
         import time
+
         start = time.time()
         for words in ("What is the capital of Australia?", "Read note.txt, please.", "Cut me short, please."):
             try:
@@ -47,13 +48,35 @@ async def test_explore(start_agent_gateway: StartAgentGateway, node: Path, tmp_p
         last = turns[-1].prompt_ids.element_count
         print("LAST", last)
         for context in (last + 20000 + 2000,):
-            print("COMPACT", context, (await claw.say("And what is the capital of France?", session="s1", context_tokens=context))[-1500:])
+            print(
+                "COMPACT",
+                context,
+                (await claw.say("And what is the capital of France?", session="s1", context_tokens=context))[-1500:],
+            )
             print("seconds", time.time() - start)
         turns = await gateway.turns(5)
         for t in turns:
-            print("TURN", t.turn_id[:8], (t.parent_turn_id or "")[:8], t.session_id[:8], t.turn_type, t.turn_type_reason, t.client_profile, t.finish_reason, t.prompt_ids.element_count, t.parent_evidence, str(t.response_message)[:150])
+            print(
+                "TURN",
+                t.turn_id[:8],
+                (t.parent_turn_id or "")[:8],
+                t.session_id[:8],
+                t.turn_type,
+                t.turn_type_reason,
+                t.client_profile,
+                t.finish_reason,
+                t.prompt_ids.element_count,
+                t.parent_evidence,
+                str(t.response_message)[:150],
+            )
             for m in t.request_messages:
-                print("    ", m["role"], len(str(m.get("content"))), repr(str(m.get("content")))[:230], str(m.get("tool_calls") or "")[:100])
+                print(
+                    "    ",
+                    m["role"],
+                    len(str(m.get("content"))),
+                    repr(str(m.get("content")))[:230],
+                    str(m.get("tool_calls") or "")[:100],
+                )
         for s in await gateway.next_states(1):
             print("STATE", s.turn_id[:8], s.kind, s.following_messages)
     assert False
