@@ -69,7 +69,7 @@ class Habits:
         return messages
 
     def _asked(self, message: Message) -> Message:
-        if message["role"] != "user" or not self.time_stamps:
+        if message["role"] != "user" or not self.time_stamps or WRAPPER in str(message["content"]):
             return message
         return {**message, "content": f"{STAMP}{message['content']}"}
 
