@@ -85,7 +85,7 @@ class ConversationView:
         return rule is not None and rule.kind is RuleKind.COMPACTION
 
     def answers_machinery(self, position: int) -> bool:
-        """Whether the assistant message there follows nothing but what the client's machinery said since the one before.
+        """Whether the assistant message there follows nothing but words of the client's machinery since the one before.
 
         Both are then the client's own: aider reports a commit as the user and says "Ok." as the assistant.
         """

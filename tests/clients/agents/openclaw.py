@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.clients.agents.conftest import run_client
+from tests.clients.agents.agent_gateway import run_client
 
 WIDE_CONTEXT_TOKENS = 400_000
 
@@ -19,10 +19,14 @@ class OpenClaw:
     home: Path
     base_url: str
 
+    @property
+    def workspace(self) -> Path:
+        """Where its tools work."""
+        return self.home / "workspace"
+
     async def say(self, words: str, *, session: str, context_tokens: int = WIDE_CONTEXT_TOKENS) -> str:
         """Sends a user message and waits for the end of the turn. A small context makes OpenClaw compact before it."""
-        self.home.mkdir(parents=True, exist_ok=True)
-        (self.home / "workspace").mkdir(exist_ok=True)
+        self.workspace.mkdir(parents=True, exist_ok=True)
         (self.home / "openclaw.json").write_text(json.dumps(self._configuration(context_tokens)))
         program = self.installation / "node_modules" / "openclaw" / "openclaw.mjs"
         command = [str(self.node), str(program), "agent", "--local", "--json", "--session-id", session]
@@ -56,7 +60,7 @@ class OpenClaw:
             "agents": {
                 "defaults": {
                     "model": {"primary": "clawstream/policy"},
-                    "workspace": str(self.home / "workspace"),
+                    "workspace": str(self.workspace),
                     "compaction": {"mode": "default", "keepRecentTokens": 100},
                 }
             },

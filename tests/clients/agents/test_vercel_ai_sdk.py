@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from schemas.events.next_state import NextStateKind
-from tests.clients.agents.conftest import Prompt, StartAgentGateway, run_client
+from tests.clients.agents.agent_gateway import Prompt, StartAgentGateway, run_client
 from tests.clients.agents.installation import npm_folder
 
 pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.timeout(900)]
