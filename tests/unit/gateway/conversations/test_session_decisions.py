@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 from schemas.events.base import Message, TurnType
 from schemas.events.next_state import NextStateKind
@@ -361,7 +362,7 @@ def test_partial_answer_merged_by_the_client() -> None:
 def test_reminder_that_moves() -> None:
     tree = TurnTree()
     reminder = "\n<system-reminder>\nPlan mode is active. Do not edit.\n</system-reminder>"
-    how = {"user_agent": "opencode/1.18.33", "session": "ses_1"}
+    how: dict[str, Any] = {"user_agent": "opencode/1.18.33", "session": "ses_1"}
     first = tree.answer([user(f"one{reminder}")], "Done.", **how)
     second = tree.answer([user("one"), assistant("Done."), user(f"two{reminder}")], "OK", **how)
     tool_turn = tree.answer(
@@ -374,7 +375,7 @@ def test_reminder_that_moves() -> None:
 
 def test_reports_and_reminders_of_an_editor() -> None:
     tree = TurnTree()
-    how = {"user_agent": "aider/0.86.2"}
+    how: dict[str, Any] = {"user_agent": "aider/0.86.2"}
     rules = "\n\n# *SEARCH/REPLACE block* Rules:\n\nEvery *SEARCH/REPLACE block* must use this format:"
     files = user("I have *added these files to the chat* so you can go ahead and edit them.\n\nf.py")
     ready = assistant("Ok, any changes I propose will be to those files.")
@@ -388,7 +389,7 @@ def test_reports_and_reminders_of_an_editor() -> None:
 
 def test_startup_context_rebuilt() -> None:
     tree = TurnTree()
-    how = {"user_agent": "QwenCode/0.15.10 (linux; x64)"}
+    how: dict[str, Any] = {"user_agent": "QwenCode/0.15.10 (linux; x64)"}
 
     def startup(day: str) -> list[Message]:
         context = f"This is the Qwen Code. We are setting up the context for our chat.\nToday's date is {day}."
@@ -425,7 +426,7 @@ def test_compaction_without_any_answer() -> None:
 
 def test_compaction_whose_summary_is_an_answer() -> None:
     tree = TurnTree()
-    how = {"user_agent": "opencode/1.18.33", "session": "ses_1"}
+    how: dict[str, Any] = {"user_agent": "opencode/1.18.33", "session": "ses_1"}
     first = tree.answer([user("one")], LONG, **how)
     ask = user("Provide a detailed prompt for continuing our conversation above. Focus on what matters.")
     summary = tree.answer([user("one"), assistant(LONG), ask], OTHER, **how)
@@ -444,7 +445,7 @@ def test_compaction_whose_summary_is_an_answer() -> None:
 
 def test_compaction_that_keeps_only_what_the_user_said() -> None:
     tree = TurnTree()
-    how = {"user_agent": "codex_exec/0.171.0", "hint": "thread-1"}
+    how: dict[str, Any] = {"user_agent": "codex_exec/0.171.0", "hint": "thread-1"}
     context = user("<environment_context>\n  <cwd>/project</cwd>\n</environment_context>")
     tree.answer([context, user("one")], LONG, **how)
     last = tree.answer([context, user("one"), assistant(LONG), user("two")], OTHER, **how)
@@ -523,7 +524,7 @@ def test_summary_request() -> None:
 
 def test_memory_extraction() -> None:
     tree = TurnTree()
-    how = {"user_agent": "QwenCode/0.15.10 (linux; x64)"}
+    how: dict[str, Any] = {"user_agent": "QwenCode/0.15.10 (linux; x64)"}
     first = tree.answer([user("one")], LONG, **how)
     extractor = system("You are now acting as the managed memory extraction subagent for an AI coding assistant.")
     side = tree.answer([extractor, user("one"), assistant(LONG), user("Extract what is worth keeping.")], "none", **how)
