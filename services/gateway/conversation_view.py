@@ -78,6 +78,21 @@ class ConversationView:
             if (position is None or seen.position > position) and not seen.view.volatile and seen.view.role != "system"
         )
 
+    def answers_summary(self, position: int) -> bool:
+        """Whether the assistant message there is itself the summary: some clients put a question before it."""
+        before = [seen.view for seen in self.messages if seen.position < position and not seen.view.volatile]
+        rule = before[-1].rule if before else None
+        return rule is not None and rule.kind is RuleKind.COMPACTION
+
+    def answers_machinery(self, position: int) -> bool:
+        """Whether the assistant message there follows nothing but words of the client's machinery since the one before.
+
+        Both are then the client's own: aider reports a commit as the user and says "Ok." as the assistant.
+        """
+        start = max((answer.position for answer in self.answers if answer.position < position), default=-1)
+        between = [seen.view for seen in self.messages if start < seen.position < position and not seen.view.volatile]
+        return bool(between) and not any(view.is_evidence for view in between)
+
 
 def session_id_from_header(principal: str, header: str | None) -> str | None:
     """The asserted session. Blank is absent; what would make a poor record key is replaced by a hash of it."""

@@ -131,7 +131,9 @@ def _with_assistant_messages(
     between: dict[int, Message] = {
         answer.position: messages[answer.position]
         for answer in view.answers
-        if position < answer.position < last and answer.position not in found.hidden
+        if position < answer.position < last
+        and answer.position not in found.hidden
+        and not view.answers_machinery(answer.position)
     }
     shown: dict[int, Message] = {seen.position: _shown(seen) for seen in evidence}
     return [message for _, message in sorted({**between, **shown}.items())]

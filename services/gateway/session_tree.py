@@ -93,7 +93,7 @@ def find_place(view: ConversationView, lookup: TurnLookup) -> Found:
         if match is None:
             continue
         if not match.turn.is_main:
-            if not _has_user_message_after(view, answer.position):
+            if not _has_user_message_after(view, answer.position) and not view.answers_summary(answer.position):
                 return _found(view, match, answer, hidden)
             hidden.add(answer.position)
             side_session = side_session or match.turn.session_id

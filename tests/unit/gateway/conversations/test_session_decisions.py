@@ -2,8 +2,9 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
-from schemas.events.base import TurnType
+from schemas.events.base import Message, TurnType
 from schemas.events.next_state import NextStateKind
 from tests.fixtures.conversations import assistant, call, system, tool, user
 from tests.fixtures.turn_tree import TurnTree, is_side
@@ -120,6 +121,21 @@ def test_same_answer_several_times_in_one_conversation() -> None:
     assert tree.answer(history, "that is all").parent_turn_id == parents[2].turn_id
     rewound = [user("look around"), call("ls", "{}"), tool("file 0, seen again")]
     assert tree.answer(rewound, "so it is").parent_turn_id == parents[0].turn_id
+
+
+def test_ranking_by_messages_in_common() -> None:
+    tree = TurnTree()
+    long_chat = [user(f"step {number}") for number in range(6)]
+    longer = tree.answer(long_chat, "Done.")
+    tree.answer(long_chat[:1], "Done.")
+    shortened = tree.answer([*long_chat[:3], assistant("Done."), user("thanks")], "Welcome")
+    assert shortened.parent_turn_id == longer.turn_id, "three in common outweigh three that are missing"
+    tree = TurnTree()
+    tree.answer([user("one"), user("two"), user("three")], "Done.")
+    exact = tree.answer([user("one"), user("two")], "Done.")
+    placed = tree.answer([user("one"), user("two"), assistant("Done."), user("thanks")], "Welcome")
+    assert placed.parent_turn_id == exact.turn_id, "of equally many in common, fewer missing ones win"
+    assert not placed.parent_evidence.ambiguous
 
 
 def test_ranking_by_trace() -> None:
@@ -320,6 +336,72 @@ def test_orphan_and_invented_tool_results() -> None:
     assert tree.followed(first) == [[user("try again")]]
 
 
+def test_concurrent_duplicates() -> None:
+    tree = TurnTree()
+    first = tree.answer([user("capital?")], LONG)
+    messages = [user("capital?"), assistant(LONG), user("sure?")]
+    unfinished = [tree.answer(messages, "", recorded=False) for _ in range(3)]
+    delivered = tree.answer(messages, OTHER)
+    assert {one.parent_turn_id for one in (*unfinished, delivered)} == {first.turn_id}
+    assert {one.session_id for one in (*unfinished, delivered)} == {first.session_id}
+    assert tree.followed(first) == [[user("sure?")]]
+
+
+def test_partial_answer_merged_by_the_client() -> None:
+    tree = TurnTree()
+    first = tree.answer([user("one")], LONG)
+    history = [user("one"), assistant(LONG), user("two")]
+    tree.answer(history, OTHER[:20])
+    tree.answer(history, OTHER)
+    merged = tree.answer([*history, assistant(OTHER[:20] + OTHER), user("three")], "x")
+    assert (merged.parent_turn_id, merged.session_id) == (first.turn_id, first.session_id)
+    ends_in_it = tree.answer([*history, assistant(f"a partial text of {OTHER[:20]}")], "x")
+    assert ends_in_it.parent_turn_id == first.turn_id
+
+
+def test_reminder_that_moves() -> None:
+    tree = TurnTree()
+    reminder = "\n<system-reminder>\nPlan mode is active. Do not edit.\n</system-reminder>"
+    how: dict[str, Any] = {"user_agent": "opencode/1.18.33", "session": "ses_1"}
+    first = tree.answer([user(f"one{reminder}")], "Done.", **how)
+    second = tree.answer([user("one"), assistant("Done."), user(f"two{reminder}")], "OK", **how)
+    tool_turn = tree.answer(
+        [user("one"), assistant("Done."), user("two"), call("ls", ""), tool(f"empty{reminder}")], "x", **how
+    )
+    assert second.parent_turn_id == tool_turn.parent_turn_id == first.turn_id
+    assert tree.followed(first)[0] == [user("two")]
+    assert all("reminder" not in str(following) for following in tree.followed(first))
+
+
+def test_reports_and_reminders_of_an_editor() -> None:
+    tree = TurnTree()
+    how: dict[str, Any] = {"user_agent": "aider/0.86.2"}
+    rules = "\n\n# *SEARCH/REPLACE block* Rules:\n\nEvery *SEARCH/REPLACE block* must use this format:"
+    files = user("I have *added these files to the chat* so you can go ahead and edit them.\n\nf.py")
+    ready = assistant("Ok, any changes I propose will be to those files.")
+    first = tree.answer([files, ready, user(f"rename it{rules}")], LONG, **how)
+    report = user("I committed the changes with git hash 1a2b3c4 & commit msg: refactor: rename it")
+    history = [user("rename it"), assistant(LONG), report, assistant("Ok.")]
+    second = tree.answer([*history, files, ready, user(f"not like that{rules}")], OTHER, **how)
+    assert second.parent_turn_id == first.turn_id
+    assert tree.followed(first) == [[user("not like that")]]
+
+
+def test_startup_context_rebuilt() -> None:
+    tree = TurnTree()
+    how: dict[str, Any] = {"user_agent": "QwenCode/0.15.10 (linux; x64)"}
+
+    def startup(day: str) -> list[Message]:
+        context = f"This is the Qwen Code. We are setting up the context for our chat.\nToday's date is {day}."
+        return [user(context), assistant("Got it. Thanks for the context!")]
+
+    first = tree.answer([*startup("Sunday"), user("one")], f"{LONG}\n", **how)
+    resumed = tree.answer([*startup("Monday"), user("one"), assistant(LONG), user("two")], OTHER, **how)
+    assert resumed.parent_turn_id == first.turn_id
+    assert not is_side(first)
+    assert tree.followed(first) == [[user("two")]]
+
+
 # ---- compaction
 
 
@@ -340,6 +422,42 @@ def test_compaction_without_any_answer() -> None:
     second = tree.answer([SYSTEM, summary, user("three")], "x", hint="s1:1")
     assert (second.parent_turn_id, second.session_id) == (first.turn_id, first.session_id)
     assert tree.next_states == {}
+
+
+def test_compaction_whose_summary_is_an_answer() -> None:
+    tree = TurnTree()
+    how: dict[str, Any] = {"user_agent": "opencode/1.18.33", "session": "ses_1"}
+    first = tree.answer([user("one")], LONG, **how)
+    ask = user("Provide a detailed prompt for continuing our conversation above. Focus on what matters.")
+    summary = tree.answer([user("one"), assistant(LONG), ask], OTHER, **how)
+    question = user("What did we do so far?")
+    go_on = user("Continue if you have next steps, or stop and ask for clarification.")
+    work = tree.answer([question, assistant(OTHER), go_on], call("ls", '{"path": "src"}'), **how)
+    more = tree.answer([question, assistant(OTHER), go_on, call("ls", '{"path": "src"}'), tool("f.py")], "x", **how)
+    assert is_side(summary)
+    assert summary.turn_type_reason == "compaction-request"
+    assert not is_side(work), "what an agent does after its own summary is its work"
+    assert (work.parent_turn_id, work.session_id) == (first.turn_id, first.session_id)
+    assert more.parent_turn_id == work.turn_id
+    assert tree.followed(first) == []
+    assert tree.followed(work) == [[tool("f.py")]]
+
+
+def test_compaction_that_keeps_only_what_the_user_said() -> None:
+    tree = TurnTree()
+    how: dict[str, Any] = {"user_agent": "codex_exec/0.171.0", "hint": "thread-1"}
+    context = user("<environment_context>\n  <cwd>/project</cwd>\n</environment_context>")
+    tree.answer([context, user("one")], LONG, **how)
+    last = tree.answer([context, user("one"), assistant(LONG), user("two")], OTHER, **how)
+    ask = user("You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff summary.")
+    side = tree.answer(
+        [context, user("one"), assistant(LONG), user("two"), assistant(OTHER), ask], "They spoke of cities", **how
+    )
+    summary = user("Another language model started to solve this problem and produced a summary: cities")
+    after = tree.answer([user("one"), user("two"), summary, context, user("three")], "x", **how)
+    assert is_side(side)
+    assert (after.parent_turn_id, after.session_id) == (last.turn_id, last.session_id)
+    assert tree.followed(last) == []
 
 
 # ---- side turns
@@ -402,6 +520,42 @@ def test_summary_request() -> None:
     summary = tree.answer([summariser, user("one"), assistant(LONG), user("Summarize now")], "They spoke of cities")
     assert is_side(summary)
     assert tree.followed(first) == []
+
+
+def test_memory_extraction() -> None:
+    tree = TurnTree()
+    how: dict[str, Any] = {"user_agent": "QwenCode/0.15.10 (linux; x64)"}
+    first = tree.answer([user("one")], LONG, **how)
+    extractor = system("You are now acting as the managed memory extraction subagent for an AI coding assistant.")
+    side = tree.answer([extractor, user("one"), assistant(LONG), user("Extract what is worth keeping.")], "none", **how)
+    reply = tree.answer([user("one"), assistant(LONG), user("two")], "x", **how)
+    assert is_side(side)
+    assert reply.parent_turn_id == first.turn_id
+    assert tree.followed(first) == [[user("two")]]
+
+
+def test_commit_message_request() -> None:
+    tree = TurnTree()
+    first = tree.answer([user("rename it")], LONG, user_agent="aider/0.86.2")
+    writer = system("You are an expert software engineer that generates concise, one-line Git commit messages.")
+    side = tree.answer([writer, user(f"USER: rename it\nASSISTANT: {LONG}\n# Diffs:\n-a\n+b")], "refactor: b")
+    assert is_side(side)
+    assert side.turn_type_reason == "commit-message"
+    assert tree.followed(first) == []
+
+
+def test_sub_agent() -> None:
+    tree = TurnTree()
+    spawn = call("sessions_spawn", '{"task": "find the ferry that leaves first in the morning"}')
+    parent = tree.answer([SYSTEM, user("when does it leave?")], spawn, trace_id="1" * 32)
+    worker = system("You are a subagent of agent:main:main, running inside OpenClaw.")
+    child = tree.answer([worker, user("find the ferry that leaves first")], LONG, trace_id="1" * 32)
+    result = tree.answer([SYSTEM, user("when does it leave?"), spawn, tool(LONG)], "At nine", trace_id="1" * 32)
+    assert child.session_id != parent.session_id
+    assert child.parent_turn_id is None
+    assert not is_side(child)
+    assert result.parent_turn_id == parent.turn_id
+    assert tree.followed(child) == []
 
 
 def test_turn_type_header() -> None:
