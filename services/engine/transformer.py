@@ -5,8 +5,10 @@ hold yet: one for a running answer, a chunk for a prompt. Linears see all rows a
 decode rows and computed per sequence for chunks.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import torch
 from torch import Tensor
@@ -37,8 +39,8 @@ class KeyValueCache:
     def __init__(self, architecture: ModelArchitecture, slots: int, context_tokens: int, dtype: torch.dtype) -> None:
         shape = (slots, architecture.num_kv_heads, context_tokens, architecture.head_dim)
         # Zeros, not empty: attention multiplies masked positions by 0, and 0 times a stray NaN is NaN.
-        self.keys = [torch.zeros(shape, dtype=dtype) for _ in range(architecture.num_layers)]
-        self.values = [torch.zeros(shape, dtype=dtype) for _ in range(architecture.num_layers)]
+        self.keys = [_untouched_zeros(shape, dtype) for _ in range(architecture.num_layers)]
+        self.values = [_untouched_zeros(shape, dtype) for _ in range(architecture.num_layers)]
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of one slot to another."""
@@ -49,6 +51,12 @@ class KeyValueCache:
         """Zero one slot, so that non-finite values in it cannot reach its next user."""
         for memory in (*self.keys, *self.values):
             memory[slot].zero_()
+
+
+def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros whose pages take no memory until they are written: `torch.zeros` writes them all (3 GB for SmolLM2)."""
+    memory = mmap(-1, math.prod(shape) * dtype.itemsize, MAP_PRIVATE | MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 @dataclass(frozen=True, slots=True)
