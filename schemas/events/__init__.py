@@ -4,6 +4,7 @@ from types import MappingProxyType
 
 from schemas.events.base import Event
 from schemas.events.config import ActiveJudgeSpecEvent
+from schemas.events.forgotten import ForgottenEvent
 from schemas.events.llm_call import LlmCallEvent
 from schemas.events.next_state import NextStateEvent
 from schemas.events.sample import SampleEvent
@@ -29,6 +30,7 @@ EVENT_MODELS: MappingProxyType[str, type[Event]] = MappingProxyType(
             OutboxPositionEvent,
             LlmCallEvent,
             ActiveJudgeSpecEvent,
+            ForgottenEvent,
         )
     }
 )
@@ -38,6 +40,7 @@ __all__ = [
     "EVENT_MODELS",
     "ActiveJudgeSpecEvent",
     "Event",
+    "ForgottenEvent",
     "LlmCallEvent",
     "NextStateEvent",
     "OutboxPositionEvent",
