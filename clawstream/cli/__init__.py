@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from clawstream.cli import broker, dlq, doctor, evaluate, forget, models, status, supervision, topics
+from clawstream.cli import broker, dlq, doctor, evaluate, forget, importing, models, status, supervision, topics
 from clawstream.cli.terminal import errors
 from clawstream.errors import ClawstreamError, SettingsError
 
@@ -27,6 +27,7 @@ status.register(app)
 doctor.register(app)
 evaluate.register(app)
 forget.register(app)
+importing.register(app)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from types import MappingProxyType
 from schemas.events.base import Event
 from schemas.events.config import ActiveJudgeSpecEvent
 from schemas.events.forgotten import ForgottenEvent
+from schemas.events.imported import ImportedConversationEvent
 from schemas.events.llm_call import LlmCallEvent
 from schemas.events.next_state import NextStateEvent
 from schemas.events.sample import SampleEvent
@@ -31,6 +32,7 @@ EVENT_MODELS: MappingProxyType[str, type[Event]] = MappingProxyType(
             LlmCallEvent,
             ActiveJudgeSpecEvent,
             ForgottenEvent,
+            ImportedConversationEvent,
         )
     }
 )
@@ -41,6 +43,7 @@ __all__ = [
     "ActiveJudgeSpecEvent",
     "Event",
     "ForgottenEvent",
+    "ImportedConversationEvent",
     "LlmCallEvent",
     "NextStateEvent",
     "OutboxPositionEvent",
