@@ -4,7 +4,19 @@ import sys
 
 import typer
 
-from clawstream.cli import broker, dlq, doctor, evaluate, forget, importing, models, status, supervision, topics
+from clawstream.cli import (
+    archives,
+    broker,
+    dlq,
+    doctor,
+    evaluate,
+    forget,
+    importing,
+    models,
+    status,
+    supervision,
+    topics,
+)
 from clawstream.cli.terminal import errors
 from clawstream.errors import ClawstreamError, SettingsError
 
@@ -26,6 +38,7 @@ supervision.register(app)
 status.register(app)
 doctor.register(app)
 evaluate.register(app)
+archives.register(app)
 forget.register(app)
 importing.register(app)
 
