@@ -15,7 +15,7 @@ from clawstream.archives.parquet_files import OffsetFile, read_records
 from clawstream.bus.interface import Bus, Delivery, OutgoingRecord, Producer, Record, TopicPartition
 from clawstream.bus.partition_reading import partition_ranges, read_range
 from clawstream.errors import ArchiveError
-from clawstream.topics import full_name
+from clawstream.topics import full_name, topic_definitions
 
 _FLUSH_EVERY_RECORDS: Final = 2000
 _FLUSH_SECONDS: Final = 60.0
@@ -29,6 +29,8 @@ class RestoreReport:
     """Topic to records that this run wrote."""
     already: dict[str, int] = field(default_factory=dict[str, int])
     """Topic to records that an interrupted run had written."""
+    expired: int = 0
+    """Records written with a timestamp that is past their topic's retention: the broker will remove them."""
     offsets_directory: Path | None = None
     """Where the places of the records are written down."""
 
@@ -45,10 +47,13 @@ class Restorer:
         offsets_directory: Path,
         resume: bool = False,
         append: bool = False,
+        new_timestamps: bool = False,
+        now_milliseconds: int,
         progress: Callable[[int, int], None] = lambda _done, _of: None,
     ) -> None:
         """`resume` continues what was interrupted, after checking that it is a beginning of this archive. `append`
-        writes after whatever the topics hold. `progress` is told records done and records in all.
+        writes after whatever the topics hold. `new_timestamps` gives records the present time, so that their retention
+        begins anew. `progress` is told records done and records in all.
 
         Raises ArchiveError for an archive that is damaged or incomplete.
         """
@@ -58,6 +63,8 @@ class Restorer:
         self._offsets_directory = offsets_directory
         self._resume = resume
         self._append = append
+        self._new_timestamps = new_timestamps
+        self._now_milliseconds = now_milliseconds
         self._progress = progress
         self._manifest = read_manifest(directory)
         verify_files(directory, self._manifest)
@@ -83,7 +90,9 @@ class Restorer:
                 report.written[topic.topic] = report.already[topic.topic] = 0
                 for partition in topic.partitions:
                     place = TopicPartition(full_name(self._namespace, topic.topic), partition.partition)
-                    already, written = self._restore(producer, topic, partition, place, ranges[topic.topic][place])
+                    already, written = self._restore(
+                        producer, topic, partition, place, ranges[topic.topic][place], report
+                    )
                     report.already[topic.topic] += already
                     report.written[topic.topic] += written
         finally:
@@ -110,6 +119,7 @@ class Restorer:
         archived: ArchivedPartition,
         place: TopicPartition,
         present: tuple[int, int],
+        report: RestoreReport,
     ) -> tuple[int, int]:
         folder = self._offsets_directory / topic.topic
         folder.mkdir(parents=True, exist_ok=True)
@@ -131,11 +141,12 @@ class Restorer:
                         record.value,
                         record.headers,
                         partition=place.partition,
-                        timestamp_milliseconds=record.timestamp_milliseconds,
+                        timestamp_milliseconds=None if self._new_timestamps else record.timestamp_milliseconds,
                     ),
                     delivered,
                 )
                 written += 1
+                report.expired += self._is_expired(topic.topic, record)
                 if written % _FLUSH_EVERY_RECORDS == 0:
                     self._settle(producer, waiting, offsets)
             self._settle(producer, waiting, offsets)
@@ -157,6 +168,15 @@ class Restorer:
         for file in archived.files:
             yield from read_records(self._directory / file.path, place.topic, place.partition)
 
+    def _is_expired(self, topic: str, record: Record) -> bool:
+        retention = int(topic_definitions()[topic].config.get("retention.ms", "-1"))
+        age = 0 if self._new_timestamps else self._now_milliseconds - record.timestamp_milliseconds
+        return 0 <= retention < age
+
+    def _content(self, record: Record) -> tuple[object, ...]:
+        time = None if self._new_timestamps else record.timestamp_milliseconds
+        return (record.key, record.value, record.headers, time)
+
     def _pass_over(
         self, records: Iterator[Record], place: TopicPartition, present: tuple[int, int], offsets: OffsetFile
     ) -> int:
@@ -164,13 +184,9 @@ class Restorer:
         passed = 0
         for found in read_range(self._bus, {place: present}):
             record = next(records, None)
-            if record is None or _content(record) != _content(found):
+            if record is None or self._content(record) != self._content(found):
                 offsets.close()
                 raise ArchiveError(f"{found} is not what the archive holds there: somebody else wrote to {place.topic}")
             offsets.append(record.offset, found.offset)
             passed += 1
         return passed
-
-
-def _content(record: Record) -> tuple[object, ...]:
-    return (record.key, record.value, record.headers, record.timestamp_milliseconds)

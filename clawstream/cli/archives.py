@@ -64,6 +64,9 @@ def restore(
         Path | None, typer.Option(help="Where to write down new offsets [default: offsets-NAMESPACE beside it].")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a restore that was interrupted.")] = False,
+    new_timestamps: Annotated[
+        bool, typer.Option("--new-timestamps", help="Of this moment, so that retention begins anew.")
+    ] = False,
     append: Annotated[bool, typer.Option("--append", help="Write after whatever the topics hold.")] = False,
 ) -> None:
     """Restores an archive to the (empty) topics of this namespace: same keys, partitions, headers, values, timestamps.
@@ -86,6 +89,8 @@ def restore(
             offsets_directory=places,
             resume=resume,
             append=append,
+            new_timestamps=new_timestamps,
+            now_milliseconds=int(SystemClock().now().timestamp() * 1000),
             progress=lambda done, of: progress.update(bar, completed=done, total=of),
         ).run(_known(topic or []))
     table = Table("topic", "records written", "were there already", box=None)
@@ -93,6 +98,12 @@ def restore(
         table.add_row(name, str(count), str(report.already[name]))
     output.print(table)
     output.print(f"old and new offsets: {places}")
+    if report.expired:
+        errors.print(
+            f"{report.expired} records are older than their topic's retention, and the broker will remove them again: "
+            "--new-timestamps gives them the present time",
+            style="yellow",
+        )
 
 
 def _known(topics: list[str]) -> list[str]:

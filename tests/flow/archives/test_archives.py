@@ -23,6 +23,7 @@ from tests.fixtures.service_process import REPOSITORY
 
 pytestmark = pytest.mark.kafka
 COMMAND_SECONDS = 120
+YESTERDAY = int(SystemClock().now().timestamp() * 1000) - 86_400_000
 TOPICS = (topics.SAMPLES, topics.TURNS)
 
 
@@ -79,7 +80,7 @@ def fill(log: JudgedLog) -> None:
             producer.produce(OutgoingRecord(turns, key, b"\x00\xff" * (number + 1), headers, partition=part))
             value = None if part == 2 else os.urandom(50)
             producer.produce(
-                OutgoingRecord(samples, key, value, partition=number, timestamp_milliseconds=1_760_000_000_000 + number)
+                OutgoingRecord(samples, key, value, partition=number, timestamp_milliseconds=YESTERDAY + number)
             )
         producer.flush(30)
         if number % 3 == 2:
@@ -151,7 +152,14 @@ def test_an_interrupted_restore_goes_on_and_a_foreign_or_damaged_one_is_refused(
     assert sum(file.rows for file in files) == len(before)
 
     def restorer(*, resume: bool) -> Restorer:
-        return Restorer(copy.bus, copy.namespace, archive, offsets_directory=tmp_path / "offsets", resume=resume)
+        return Restorer(
+            copy.bus,
+            copy.namespace,
+            archive,
+            offsets_directory=tmp_path / "offsets",
+            resume=resume,
+            now_milliseconds=YESTERDAY,
+        )
 
     partition = next(each for each in manifest.topics[1].partitions if each.partition == 0)
     first = next(read_records(archive / partition.files[0].path, copy.topic(topics.TURNS), 0))

@@ -85,7 +85,7 @@ async def test_chat_logs_become_scored_turns_once(
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    async with running_engine(tiny_model_directory) as running:
+    async with running_engine(tiny_model_directory, weight_version="0") as running:
         url = str(running.client.base_url)
         first = await asyncio.to_thread(clawstream_import, url, "--trainable")
         again = await asyncio.to_thread(clawstream_import, url, "--trainable")
@@ -142,7 +142,7 @@ async def test_an_interrupted_import_is_continued_and_a_forgotten_session_stays_
     torch.set_num_threads(1)
     conversations = [parse_openai_line(talk(number), f"log:{number}") for number in range(10)]
     clock = SystemClock()
-    async with running_engine(tiny_model_directory) as running:
+    async with running_engine(tiny_model_directory, weight_version="0") as running:
         engines = EnginePool([HttpEngineClient("engine-0", str(running.client.base_url))])
         rules = ImportRules("default", "imported", trainable=False)
         scorer = TurnScorer(rules, load_renderer(tiny_model_directory), engines, BlobStore(str(tmp_path)), clock)
