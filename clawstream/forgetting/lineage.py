@@ -46,4 +46,4 @@ def descendants(seen: Iterable[SeenStep], made: Iterable[tuple[str, int, int]]) 
     for policy, base, version in sorted(made, key=lambda each: each[2]):
         if (policy, base) in carrying:
             carrying.add((policy, version))
-    return sorted({version for _, version in carrying if version is not None})
+    return sorted({version for _, version in carrying})
