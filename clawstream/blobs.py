@@ -86,6 +86,18 @@ def read_blob(reference: BlobReference) -> bytes:
     return block
 
 
+def remove_blob(reference: BlobReference) -> bool:
+    """Removes a blob for good. False when there was none any more. Raises BlobError when the store refuses."""
+    try:
+        filesystem, path = cast("tuple[AbstractFileSystem, str]", fsspec.url_to_fs(reference.uri))
+        filesystem.rm_file(path)
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, ImportError) as error:
+        raise BlobError(f"blob {reference.uri}: cannot be removed: {error}") from error
+    return True
+
+
 def resolve(array: NumberArray) -> npt.NDArray[Any]:
     """The elements of `array`, read-only, wherever they are. Raises BlobError. Blocks when they are in a blob."""
     if array.blob is None:

@@ -6,6 +6,7 @@
     ├── ContractError            data breaks a contract
     │   ├── DecodeError          a record cannot be decoded (goes to the dead-letter topic)
     │   │   └── UntrainableSample  a sample whose numbers cannot be trained on: the same
+    │   ├── ArchiveError         an archive of topics is damaged, or does not fit where it should go
     │   ├── BlobError            a content-addressed blob is missing or has another checksum
     │   ├── MissingTurn          a score's turn is not where the score says
     │   └── TopicDefinitionError a topic on the broker differs from its YAML file
@@ -65,6 +66,10 @@ class DecodeError(ContractError):
 class UntrainableSample(DecodeError):  # noqa: N818
     """A sample that no trainer can use: lengths that disagree, numbers that are not finite, tokens without a known
     weight version, or more tokens than fit. Names the sample and all lengths."""
+
+
+class ArchiveError(ContractError):
+    """An archive of topics is incomplete or damaged, or the topics it should go to are not empty or others."""
 
 
 class BlobError(ContractError):

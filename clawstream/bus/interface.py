@@ -63,6 +63,8 @@ class OutgoingRecord:
     headers: Headers = ()
     partition: int | None = None
     """Chosen by the key's murmur2 hash when None."""
+    timestamp_milliseconds: int | None = None
+    """Since 1970 UTC; the time of the call when None. Given only for a record that comes back from an archive."""
 
 
 @dataclass(frozen=True, slots=True)

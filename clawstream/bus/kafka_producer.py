@@ -63,6 +63,7 @@ class _Deliveries:
                     key=record.key,
                     partition=-1 if record.partition is None else record.partition,
                     headers=list(record.headers),
+                    timestamp=record.timestamp_milliseconds or 0,
                     on_delivery=lambda error, message: self._delivered(record, on_delivery, error, message),
                 )
             except BufferError as error:

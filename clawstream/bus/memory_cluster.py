@@ -101,7 +101,9 @@ class MemoryCluster:
                 key=outgoing.key,
                 value=outgoing.value,
                 headers=outgoing.headers,
-                timestamp_milliseconds=int(self.clock.now().timestamp() * 1000),
+                timestamp_milliseconds=int(self.clock.now().timestamp() * 1000)
+                if outgoing.timestamp_milliseconds is None
+                else outgoing.timestamp_milliseconds,
             )
             log.append(record, transaction.transaction if transaction is not None else None)
             if transaction is not None:

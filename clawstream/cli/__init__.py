@@ -4,7 +4,21 @@ import sys
 
 import typer
 
-from clawstream.cli import broker, dlq, doctor, evaluate, models, report, status, supervision, topics, weights
+from clawstream.cli import (
+    archives,
+    broker,
+    dlq,
+    doctor,
+    evaluate,
+    forget,
+    importing,
+    models,
+    report,
+    status,
+    supervision,
+    topics,
+    weights,
+)
 from clawstream.cli.terminal import errors
 from clawstream.errors import ClawstreamError, SettingsError
 
@@ -28,6 +42,9 @@ supervision.register(app)
 status.register(app)
 doctor.register(app)
 evaluate.register(app)
+archives.register(app)
+forget.register(app)
+importing.register(app)
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ EXTRA_MODULES: Mapping[str, tuple[str, ...]] = {
     "teacher": ("renderers", "transformers", "cachetools"),
     "engine": ("fastapi", "uvicorn", "uvloop", "torch", "transformers", "safetensors", "gguf", "accelerate"),
     "trainer": ("torch", "megatron", "mbridge", "einops", "transformers", "safetensors"),
+    "archives": ("pyarrow",),
     "demo": ("matplotlib",),
 }
 """Import names of what each extra of the package installs."""

@@ -4,6 +4,8 @@ from types import MappingProxyType
 
 from schemas.events.base import Event
 from schemas.events.config import ActiveJudgeSpecEvent
+from schemas.events.forgotten import ForgottenEvent
+from schemas.events.imported import ImportedConversationEvent
 from schemas.events.llm_call import LlmCallEvent
 from schemas.events.next_state import NextStateEvent
 from schemas.events.sample import SampleEvent
@@ -29,6 +31,8 @@ EVENT_MODELS: MappingProxyType[str, type[Event]] = MappingProxyType(
             OutboxPositionEvent,
             LlmCallEvent,
             ActiveJudgeSpecEvent,
+            ForgottenEvent,
+            ImportedConversationEvent,
         )
     }
 )
@@ -38,6 +42,8 @@ __all__ = [
     "EVENT_MODELS",
     "ActiveJudgeSpecEvent",
     "Event",
+    "ForgottenEvent",
+    "ImportedConversationEvent",
     "LlmCallEvent",
     "NextStateEvent",
     "OutboxPositionEvent",

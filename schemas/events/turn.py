@@ -32,6 +32,8 @@ class UntrainableReason(StrEnum):
     """The history could not be rendered as sent (for example unparsable tool arguments)."""
     NO_LOGPROBS = "no_logprobs"
     """The engine cannot give exact ids and log-probs."""
+    IMPORTED = "imported"
+    """It comes from a chat log: something else wrote it, and its log-probs are not those of a sampler."""
     OVERSIZED = "oversized"
     """The request is too large for the log: its messages and tools were left out of the event."""
 
@@ -147,6 +149,9 @@ class TurnEvent(Event):
     """Name of the renderer that made `prompt_ids`."""
     engine: str
     """Name of the engine that answered."""
+    imported_from: str = ""
+    """Format of the chat log that it was imported from (`openai`, `openclaw`); empty for a turn that was served. The
+    log-probs of an imported turn were scored by the policy afterwards: they are no behaviour log-probs."""
     rollout: RolloutPosition | None = None
     """Position in an environment's rollout, if any."""
     started_at: AwareDatetime

@@ -133,9 +133,14 @@ class IndexFollower:
         return {partition: max(first, self._store.positions().get(partition, 0)) for partition, first in firsts.items()}
 
     def _fold(self, records: list[Record], positions: dict[int, int]) -> None:
-        turns: list[tuple[KnownTurn, bool]] = []
+        turns: dict[str, tuple[KnownTurn, bool]] = {}
+        removed: set[str] = set()
         for record in records:
             if record.value is None:
+                # A forgotten turn: no request may be recognised by its answer any more.
+                turn_id = (record.key or b"").decode(errors="replace").rpartition("/")[2]
+                turns.pop(turn_id, None)
+                removed.add(turn_id)
                 continue
             try:
                 turn = KnownTurn.from_event(decode_as(record, TurnIndexEvent))
@@ -145,6 +150,7 @@ class IndexFollower:
             own = header(record.headers, "ce_source") == self._source
             if not own:
                 self._last_foreign_seconds = self._clock.monotonic_seconds()
-            turns.append((turn, own))
-        self._store.fold(turns, positions)
-        self._index.stored([turn.turn_id for turn, _ in turns])
+            turns[turn.turn_id] = (turn, own)
+            removed.discard(turn.turn_id)
+        self._store.fold(list(turns.values()), positions, removed=removed)
+        self._index.stored([*turns, *removed])

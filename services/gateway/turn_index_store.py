@@ -6,7 +6,7 @@ and never skips one. SQLite's page cache is the bounded cache in memory.
 
 import sqlite3
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -72,8 +72,14 @@ class TurnIndexStore:
 
     # ---- writing
 
-    def fold(self, turns: Sequence[tuple[KnownTurn, bool]], positions: Mapping[int, int]) -> None:
-        """Adds turns (with whether this gateway served them) and moves the offsets, in one transaction."""
+    def fold(
+        self,
+        turns: Sequence[tuple[KnownTurn, bool]],
+        positions: Mapping[int, int],
+        *,
+        removed: Collection[str] = (),
+    ) -> None:
+        """Adds turns (with whether this gateway served them), removes others, moves the offsets, in one transaction."""
         rows = [
             (
                 turn.turn_id,
@@ -99,6 +105,7 @@ class TurnIndexStore:
                 " ON CONFLICT (turn_id) DO UPDATE SET entry = excluded.entry",
                 rows,
             )
+            self._writer.executemany("DELETE FROM turns WHERE turn_id = ?", [(turn_id,) for turn_id in removed])
             self._writer.executemany("INSERT OR REPLACE INTO positions VALUES (?, ?)", list(positions.items()))
 
     def mark_ended(self, turn_ids: Sequence[str]) -> None:

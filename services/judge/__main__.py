@@ -11,21 +11,22 @@ import typer
 import uvloop
 
 from clawstream.bus.kafka import KafkaBus
+from clawstream.bus.topic_follower import TopicFollower
 from clawstream.clock import SystemClock
 from clawstream.engine.client import EngineTimeouts, HttpEngineClient
 from clawstream.errors import ClawstreamError
+from clawstream.forgetting.forgotten import Forgotten
 from clawstream.log import configure_logging
 from clawstream.metrics import Metrics
 from clawstream.rendering.renderer import load_renderer
 from clawstream.settings import load_settings
 from clawstream.stages import JUDGE
-from clawstream.topics import CONFIG, JUDGE_DLQ, LLM_CALLS, NEXT_STATES, SCORES, full_name
+from clawstream.topics import CONFIG, FORGOTTEN, JUDGE_DLQ, LLM_CALLS, NEXT_STATES, SCORES, full_name
 from clawstream.worker.waiting import wait_for_topics
 from clawstream.worker_process import run_worker, stage_worker, stop_on_signals
 from services.judge.active import ActiveJudges
 from services.judge.backends.factory import BackendFactory
 from services.judge.calls import ModelCaller, RetryPolicy
-from services.judge.config_follower import ConfigFollower
 from services.judge.handler import JudgeHandler
 from services.judge.judging import Judging
 from services.judge.ledger import Ledger
@@ -60,13 +61,19 @@ async def run(settings: JudgeSettings, environment: Mapping[str, str]) -> None:
     )
     judges = ActiveJudges(settings.spec, factory.make, logger=logger)
     bus = KafkaBus(settings.kafka, client_id=settings.name)
-    topics = [full_name(namespace, topic) for topic in (CONFIG, LLM_CALLS, NEXT_STATES, SCORES, JUDGE_DLQ)]
+    topics = [full_name(namespace, topic) for topic in (CONFIG, FORGOTTEN, LLM_CALLS, NEXT_STATES, SCORES, JUDGE_DLQ)]
     async with stop_on_signals() as stop:
         if not await asyncio.to_thread(wait_for_topics, bus, topics, stop=stop, logger=logger):
             return
         follower = await asyncio.to_thread(
-            lambda: ConfigFollower(
+            lambda: TopicFollower(
                 bus, full_name(namespace, CONFIG), judges.apply, on_failure=stop.set, stopped=stop.is_set
+            )
+        )
+        forgotten = Forgotten()
+        forgotten_follower = await asyncio.to_thread(
+            lambda: TopicFollower(
+                bus, full_name(namespace, FORGOTTEN), forgotten.apply, on_failure=stop.set, stopped=stop.is_set
             )
         )
         writer = LedgerWriter(
@@ -91,6 +98,7 @@ async def run(settings: JudgeSettings, environment: Mapping[str, str]) -> None:
             source=source,
             max_timeouts=settings.model.max_timeouts,
             logger=logger,
+            forgotten=forgotten,
         )
         worker = stage_worker(
             bus, handler, JUDGE, settings, settings.worker, metrics=metrics, clock=clock, logger=logger
@@ -103,8 +111,9 @@ async def run(settings: JudgeSettings, environment: Mapping[str, str]) -> None:
             await run_worker(worker, settings, stop=stop, metrics=metrics, logger=logger)
         finally:
             await asyncio.to_thread(follower.close)
+            await asyncio.to_thread(forgotten_follower.close)
             await asyncio.to_thread(writer.close)
-        for failure in (follower.failure, writer.failure):
+        for failure in (follower.failure, forgotten_follower.failure, writer.failure):
             if failure is not None:
                 raise failure
 

@@ -8,6 +8,7 @@ from typing import Final
 from clawstream.bus.interface import Record, TopicPartition
 from clawstream.codec import decode_as, encode, header
 from clawstream.errors import BrokerUnavailable, EngineBusy, EngineTimeout, RetryLater
+from clawstream.forgetting.forgotten import Forgotten
 from clawstream.log import Logger
 from clawstream.topics import SCORES, full_name
 from clawstream.worker.handler import Handler
@@ -36,7 +37,9 @@ class JudgeHandler(Handler):
         source: str,
         max_timeouts: int,
         logger: Logger,
+        forgotten: Forgotten | None = None,
     ) -> None:
+        """`forgotten`: what is not to be judged any more; None when nothing is."""
         self._judges = judges
         self._judging = judging
         self._ledger = ledger
@@ -44,6 +47,7 @@ class JudgeHandler(Handler):
         self._source = source
         self._max_timeouts = max_timeouts
         self._logger = logger
+        self._forgotten = forgotten or Forgotten()
         self._timeouts: Counter[str] = Counter()
         self._assignments: dict[TopicPartition, object] = {}
 
@@ -54,6 +58,10 @@ class JudgeHandler(Handler):
             return Skip("session_end")
         if not next_state.turn_trainable:
             return Skip("untrainable_turn")
+        if self._forgotten.covers(
+            session_id=next_state.session_id, principal=next_state.principal, turn_ref=next_state.turn_ref
+        ):
+            return Skip("forgotten")
         try:
             score = await self._judging.score(
                 next_state,

@@ -10,15 +10,17 @@ import typer
 
 from clawstream.bus.kafka import KafkaBus
 from clawstream.bus.record_fetcher import RecordFetcher
+from clawstream.bus.topic_follower import TopicFollower
 from clawstream.clock import SystemClock
 from clawstream.engine.client import EngineTimeouts, HttpEngineClient
 from clawstream.errors import ClawstreamError, SettingsError, TeacherUnfit
+from clawstream.forgetting.forgotten import Forgotten
 from clawstream.log import configure_logging
 from clawstream.metrics import Metrics
 from clawstream.rendering.renderer import load_renderer
 from clawstream.settings import load_settings
 from clawstream.stages import TEACHER
-from clawstream.topics import SAMPLES, SCORES, TEACHER_DLQ, TURNS, full_name
+from clawstream.topics import FORGOTTEN, SAMPLES, SCORES, TEACHER_DLQ, TURNS, full_name
 from clawstream.worker.waiting import wait_for_topics
 from clawstream.worker_process import run_worker, stage_worker, stop_on_signals
 from services.teacher.handler import TeacherHandler
@@ -52,7 +54,7 @@ async def run(settings: TeacherSettings) -> None:
     namespace = settings.kafka.namespace
     clock, metrics = SystemClock(), Metrics()
     bus = KafkaBus(settings.kafka, client_id=settings.name)
-    topics = [full_name(namespace, topic) for topic in (TURNS, SCORES, SAMPLES, TEACHER_DLQ)]
+    topics = [full_name(namespace, topic) for topic in (TURNS, SCORES, SAMPLES, FORGOTTEN, TEACHER_DLQ)]
     async with stop_on_signals() as stop:
         if not await asyncio.to_thread(wait_for_topics, bus, topics, stop=stop, logger=logger):
             return
@@ -67,13 +69,30 @@ async def run(settings: TeacherSettings) -> None:
         )
         logger.info("teaching", mode=settings.mode.value, teacher=settings.model.name)
         turns = RecordFetcher(bus, cache_bytes=settings.turn_cache_bytes, timeout_seconds=settings.turn_timeout_seconds)
+        forgotten = Forgotten()
+        follower = await asyncio.to_thread(
+            lambda: TopicFollower(
+                bus, full_name(namespace, FORGOTTEN), forgotten.apply, on_failure=stop.set, stopped=stop.is_set
+            )
+        )
         handler = TeacherHandler(
-            turns, settings, signals, source=f"teacher/{settings.name}", clock=clock, metrics=metrics
+            turns,
+            settings,
+            signals,
+            source=f"teacher/{settings.name}",
+            clock=clock,
+            metrics=metrics,
+            forgotten=forgotten,
         )
         worker = stage_worker(
             bus, handler, TEACHER, settings, settings.worker, metrics=metrics, clock=clock, logger=logger
         )
-        await run_worker(worker, settings, stop=stop, metrics=metrics, logger=logger)
+        try:
+            await run_worker(worker, settings, stop=stop, metrics=metrics, logger=logger)
+        finally:
+            await asyncio.to_thread(follower.close)
+        if follower.failure is not None:
+            raise follower.failure
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from clawstream.errors import (
     OffsetNotRetained,
     RetryLater,
 )
+from clawstream.forgetting.forgotten import Forgotten
 from clawstream.metrics import Metrics
 from clawstream.topics import SAMPLES, full_name, partition_for, topic_definitions
 from clawstream.worker.deadline import waiting_for_a_turn
@@ -42,8 +43,12 @@ class TeacherHandler(Handler):
         source: str,
         clock: Clock,
         metrics: Metrics,
+        forgotten: Forgotten | None = None,
     ) -> None:
-        """`turns` reads turns from the log by their reference; `signals` is needed unless the mode is binary."""
+        """`turns` reads turns from the log by their reference; `signals` is needed unless the mode is binary.
+
+        `forgotten`: what no sample is to be made of any more; None when nothing is.
+        """
         if signals is None and settings.mode is not Mode.BINARY:
             raise ValueError(f"mode {settings.mode.value} needs a teacher")
         self._turns = turns
@@ -56,6 +61,7 @@ class TeacherHandler(Handler):
         self._source = source
         self._clock = clock
         self._metrics = metrics
+        self._forgotten = forgotten or Forgotten()
 
     async def handle(self, record: Record) -> Outcome:
         """A score without its turn, or with a teacher whose answer does not fit it, is a dead letter.
@@ -82,6 +88,8 @@ class TeacherHandler(Handler):
     async def _handle(self, record: Record, *, asks_teacher: bool) -> Outcome:
         mode = self._settings.mode
         score = decode_as(record, ScoreEvent)
+        if self._forgotten.covers(session_id=score.session_id, principal=score.principal, turn_ref=score.turn_ref):
+            return Skip("forgotten")
         hints = usable_hints(score, self._settings.hint.user_words_after) if mode is not Mode.BINARY else []
         nothing = skip_before_reading(score, mode, has_hint=bool(hints))
         if nothing is not None:

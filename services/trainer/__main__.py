@@ -195,6 +195,7 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
             loop = trainer.begin(progress, is_new=checkpoint is None)
             is_ready.set()
             loop.run(stop)
+            trainer.check()
         finally:
             trainer.close()
             operations.close()

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 from clawstream import topics
 from clawstream.bus.interface import Bus, Record
+from clawstream.bus.topic_follower import TopicFollower
 from clawstream.clock import Clock
 from clawstream.errors import DecodeError
+from clawstream.forgetting.forgotten import Forgotten
 from clawstream.log import Logger
 from clawstream.metrics import Metrics
 from services.trainer.advantages import AdvantageMode, RewardRules, UserBaselines
@@ -119,6 +121,8 @@ class Trainer:
             logger=around.logger,
         )
         self._reader: SampleReader | None = None
+        self._forgotten = Forgotten()
+        self._forgotten_follower: TopicFollower | None = None
 
     def begin(self, progress: Progress, *, is_new: bool) -> TrainerLoop:
         """Fences a predecessor, writes down and announces what is missing, and returns the loop.
@@ -155,6 +159,13 @@ class Trainer:
             else None,
         )
         batcher.drop_counts.update(progress.drop_counts)
+        self._forgotten_follower = TopicFollower(
+            around.bus,
+            topics.full_name(settings.kafka.namespace, topics.FORGOTTEN),
+            self._forgotten.apply,
+            on_failure=around.stop.set,
+            stopped=around.stop.is_set,
+        )
         samples_topic = topics.full_name(settings.kafka.namespace, topics.SAMPLES)
         self._reader = SampleReader(
             around.bus,
@@ -168,6 +179,7 @@ class Trainer:
                 self._policy.vocabulary_size,
                 settings.max_sample_tokens,
                 settings.algorithm.learning_signal,
+                self._forgotten,
             ),
             dead_letter=self._dead_letter,
             now_seconds=now,
@@ -192,9 +204,15 @@ class Trainer:
             logger=around.logger,
         )
 
+    def check(self) -> None:
+        """Raises what ended the following of forgotten sessions: without it nothing may be trained."""
+        follower = self._forgotten_follower
+        if follower is not None and follower.failure is not None:
+            raise follower.failure
+
     def close(self) -> None:
         """Releases the clients."""
-        for part in (self._reader, self._retention, self._announcer):
+        for part in (self._reader, self._forgotten_follower, self._retention, self._announcer):
             if part is not None:
                 part.close()
 

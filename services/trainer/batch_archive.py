@@ -104,6 +104,18 @@ def read_batch(path: Path, sha256: str) -> list[TrainingSample]:
     ]
 
 
+def rewrite_without(path: Path, sha256: str, sample_ids: frozenset[str]) -> str:
+    """Rewrites an archived batch in place without some samples, and returns its new checksum.
+
+    At least one sample must be left. Raises BlobError as `read_batch` does.
+    """
+    samples = [sample for sample in read_batch(path, sha256) if sample.sample_id not in sample_ids]
+    if not samples:
+        raise ValueError(f"archived batch {path} would be empty: remove it instead")
+    step = int(path.stem.rpartition("-")[2])
+    return BatchArchive(path.parent).write(step, samples).sha256
+
+
 def _to_arrays(samples: Sequence[TrainingSample]) -> dict[str, NDArray[Any]]:
     zeros = [np.zeros(sample.response_ids.size, np.float32) for sample in samples]
     arrays = {

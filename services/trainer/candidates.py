@@ -15,6 +15,7 @@ from clawstream.blobs import resolve
 from clawstream.bus.interface import Record
 from clawstream.codec import decode_as
 from clawstream.errors import BlobError, DecodeError, UntrainableSample
+from clawstream.forgetting.forgotten import Forgotten
 from schemas.arrays import NumberArray
 from schemas.events import SampleEvent
 from schemas.events.base import RecordReference, RolloutPosition, VersionSpan
@@ -66,6 +67,8 @@ class CandidateRules:
     max_sample_tokens: int
     signal: LearningSignal = field(default_factory=LearningSignal)
     """What the loss learns from."""
+    forgotten: Forgotten = field(default_factory=Forgotten)
+    """What must not be trained any more."""
 
 
 def reference(record: Record) -> RecordReference:
@@ -88,6 +91,9 @@ def read_candidate(record: Record, rules: CandidateRules, *, newest_published: i
             sample_id=event.sample_id, turn_id=event.turn_id, ref=reference(record), reason=reason, detail=detail
         )
 
+    # First of all: its blobs may be gone already.
+    if rules.forgotten.covers(session_id=event.session_id, principal=event.principal, turn_ref=event.turn_ref):
+        return dropped(DropReason.TOMBSTONE, "its session or principal was forgotten")
     if event.policy != rules.policy:
         return dropped(DropReason.OTHER_POLICY, f"policy {event.policy}; this trainer trains {rules.policy}")
     if rules.tokenizer_fingerprint and event.tokenizer_fingerprint != rules.tokenizer_fingerprint:

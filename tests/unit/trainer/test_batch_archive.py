@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clawstream.errors import BlobError
-from services.trainer.batch_archive import BatchArchive, read_batch
+from services.trainer.batch_archive import BatchArchive, read_batch, rewrite_without
 from services.trainer.sample import IdTargets, TeacherTargets, TrainingSample
 from tests.unit.trainer.conftest import replace_sample
 from tests.unit.trainer.tiny_models import random_samples
@@ -85,3 +85,17 @@ def test_only_the_newest_batches_stay(tmp_path: Path) -> None:
         "step-00000009.safetensors",
         "step-00000010.safetensors",
     ]
+
+
+def test_a_batch_without_some_samples_is_rewritten_in_place(tmp_path: Path) -> None:
+    samples = random_samples([1.0, -0.25, 0.0], temperature=0.7)
+    archived = BatchArchive(tmp_path).write(3, samples)
+    new_sha256 = rewrite_without(archived.path, archived.sha256, frozenset({"sample-1"}))
+    assert new_sha256 != archived.sha256
+    left = read_batch(archived.path, new_sha256)
+    assert [sample.sample_id for sample in left] == ["sample-0", "sample-2"]
+    np.testing.assert_array_equal(left[1].response_ids, samples[2].response_ids, strict=True)
+    with pytest.raises(BlobError):
+        rewrite_without(archived.path, archived.sha256, frozenset({"sample-0"}))
+    with pytest.raises(ValueError, match="would be empty"):
+        rewrite_without(archived.path, new_sha256, frozenset({"sample-0", "sample-2"}))

@@ -1,4 +1,4 @@
-"""Follows the `config` topic on a thread of its own."""
+"""Follows a topic of decisions, such as `config`, on a thread of its own."""
 
 import threading
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from clawstream.bus.interface import Bus, Record
 _WAIT_SECONDS = 0.5
 
 
-class ConfigFollower:
+class TopicFollower:
     """First reads everything that was ever decided, then what comes."""
 
     def __init__(
@@ -32,7 +32,7 @@ class ConfigFollower:
         self.failure: Exception | None = None
         """Why following ended; None while it goes on."""
         self._reader.bootstrap(apply, stopped=stopped)
-        self._thread = threading.Thread(target=self._run, name="config-follower", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"follows-{topic}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

@@ -1,0 +1,1 @@
+"""Topics as Parquet files, for archives beyond retention, and back."""

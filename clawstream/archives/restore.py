@@ -1,0 +1,192 @@
+"""An archive back to topics: the same keys, partitions, headers, values and timestamps, in the same order.
+
+Offsets are the log's to give, so they are new. Within a partition their order is the old one, but events that refer to
+records by offset (`turn_ref`, `next_state_ref`, a train-step's `ref`) still say the old ones: the restore writes down
+where every record went. What does not depend on offsets holds as it is: ids, keys, compaction, the order of a session.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from clawstream.archives.manifest import ArchivedPartition, ArchivedTopic, read_manifest, verify_files
+from clawstream.archives.parquet_files import OffsetFile, read_records
+from clawstream.bus.interface import Bus, Delivery, OutgoingRecord, Producer, Record, TopicPartition
+from clawstream.bus.partition_reading import partition_ranges, read_range
+from clawstream.errors import ArchiveError
+from clawstream.topics import full_name, topic_definitions
+
+_FLUSH_EVERY_RECORDS: Final = 2000
+_FLUSH_SECONDS: Final = 60.0
+
+
+@dataclass(slots=True)
+class RestoreReport:
+    """What a restore did."""
+
+    written: dict[str, int] = field(default_factory=dict[str, int])
+    """Topic to records that this run wrote."""
+    already: dict[str, int] = field(default_factory=dict[str, int])
+    """Topic to records that an interrupted run had written."""
+    expired: int = 0
+    """Records written with a timestamp that is past their topic's retention: the broker will remove them."""
+    offsets_directory: Path | None = None
+    """Where the places of the records are written down."""
+
+
+class Restorer:
+    """Writes one archive to one namespace."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        namespace: str,
+        directory: Path,
+        *,
+        offsets_directory: Path,
+        resume: bool = False,
+        append: bool = False,
+        new_timestamps: bool = False,
+        now_milliseconds: int,
+        progress: Callable[[int, int], None] = lambda _done, _of: None,
+    ) -> None:
+        """`resume` continues what was interrupted, after checking that it is a beginning of this archive. `append`
+        writes after whatever the topics hold. `new_timestamps` gives records the present time, so that their retention
+        begins anew. `progress` is told records done and records in all.
+
+        Raises ArchiveError for an archive that is damaged or incomplete.
+        """
+        self._bus = bus
+        self._namespace = namespace
+        self._directory = directory
+        self._offsets_directory = offsets_directory
+        self._resume = resume
+        self._append = append
+        self._new_timestamps = new_timestamps
+        self._now_milliseconds = now_milliseconds
+        self._progress = progress
+        self._manifest = read_manifest(directory)
+        verify_files(directory, self._manifest)
+        self._done = 0
+        self._total = sum(topic.rows for topic in self._manifest.topics)
+
+    def run(self, topics: Sequence[str] = ()) -> RestoreReport:
+        """Restores these topics (without namespace), or all of the archive.
+
+        Raises ArchiveError when a topic is not in the archive, has other partitions, or is not empty, before anything
+        is written; BusError and OSError later, after which `resume` goes on.
+        """
+        chosen = [each for each in self._manifest.topics if not topics or each.topic in topics]
+        unknown = set(topics) - {each.topic for each in chosen}
+        if unknown:
+            raise ArchiveError(f"{self._directory}: holds no {', '.join(sorted(unknown))}")
+        self._total = sum(topic.rows for topic in chosen)
+        ranges = {topic.topic: self._checked(topic) for topic in chosen}
+        report = RestoreReport(offsets_directory=self._offsets_directory)
+        producer = self._bus.producer()
+        try:
+            for topic in chosen:
+                report.written[topic.topic] = report.already[topic.topic] = 0
+                for partition in topic.partitions:
+                    place = TopicPartition(full_name(self._namespace, topic.topic), partition.partition)
+                    already, written = self._restore(
+                        producer, topic, partition, place, ranges[topic.topic][place], report
+                    )
+                    report.already[topic.topic] += already
+                    report.written[topic.topic] += written
+        finally:
+            producer.close()
+        return report
+
+    def _checked(self, topic: ArchivedTopic) -> dict[TopicPartition, tuple[int, int]]:
+        name = full_name(self._namespace, topic.topic)
+        ranges = partition_ranges(self._bus, [name])
+        if len(ranges) != len(topic.partitions):
+            raise ArchiveError(f"{name} has {len(ranges)} partitions, its archive {len(topic.partitions)}")
+        filled = {str(partition): end - first for partition, (first, end) in ranges.items() if end > first}
+        if filled and not (self._resume or self._append):
+            raise ArchiveError(
+                f"{name} is not empty ({', '.join(filled)}): was it restored before? --resume goes on with what was "
+                "interrupted, --append writes after what is there"
+            )
+        return ranges
+
+    def _restore(
+        self,
+        producer: Producer,
+        topic: ArchivedTopic,
+        archived: ArchivedPartition,
+        place: TopicPartition,
+        present: tuple[int, int],
+        report: RestoreReport,
+    ) -> tuple[int, int]:
+        folder = self._offsets_directory / topic.topic
+        folder.mkdir(parents=True, exist_ok=True)
+        offsets = OffsetFile(folder / f"partition-{place.partition:05d}.parquet")
+        records = self._records(archived, place)
+        already = self._pass_over(records, place, present, offsets) if self._resume else 0
+        written = 0
+        waiting: dict[int, int] = {}
+        try:
+            for record in records:
+
+                def delivered(delivery: Delivery, old_offset: int = record.offset) -> None:
+                    waiting[old_offset] = delivery.offset
+
+                producer.produce(
+                    OutgoingRecord(
+                        place.topic,
+                        record.key,
+                        record.value,
+                        record.headers,
+                        partition=place.partition,
+                        timestamp_milliseconds=None if self._new_timestamps else record.timestamp_milliseconds,
+                    ),
+                    delivered,
+                )
+                written += 1
+                report.expired += self._is_expired(topic.topic, record)
+                if written % _FLUSH_EVERY_RECORDS == 0:
+                    self._settle(producer, waiting, offsets)
+            self._settle(producer, waiting, offsets)
+        finally:
+            offsets.close()
+        self._done += already
+        self._progress(self._done, self._total)
+        return already, written
+
+    def _settle(self, producer: Producer, waiting: dict[int, int], offsets: OffsetFile) -> None:
+        producer.flush(_FLUSH_SECONDS)
+        for old_offset, new_offset in sorted(waiting.items()):
+            offsets.append(old_offset, new_offset)
+        self._done += len(waiting)
+        waiting.clear()
+        self._progress(self._done, self._total)
+
+    def _records(self, archived: ArchivedPartition, place: TopicPartition) -> Iterator[Record]:
+        for file in archived.files:
+            yield from read_records(self._directory / file.path, place.topic, place.partition)
+
+    def _is_expired(self, topic: str, record: Record) -> bool:
+        retention = int(topic_definitions()[topic].config.get("retention.ms", "-1"))
+        age = 0 if self._new_timestamps else self._now_milliseconds - record.timestamp_milliseconds
+        return 0 <= retention < age
+
+    def _content(self, record: Record) -> tuple[object, ...]:
+        time = None if self._new_timestamps else record.timestamp_milliseconds
+        return (record.key, record.value, record.headers, time)
+
+    def _pass_over(
+        self, records: Iterator[Record], place: TopicPartition, present: tuple[int, int], offsets: OffsetFile
+    ) -> int:
+        """Skips what the partition holds already. Raises ArchiveError unless it is a beginning of the archive."""
+        passed = 0
+        for found in read_range(self._bus, {place: present}):
+            record = next(records, None)
+            if record is None or self._content(record) != self._content(found):
+                offsets.close()
+                raise ArchiveError(f"{found} is not what the archive holds there: somebody else wrote to {place.topic}")
+            offsets.append(record.offset, found.offset)
+            passed += 1
+        return passed
