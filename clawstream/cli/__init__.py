@@ -4,7 +4,19 @@ import sys
 
 import typer
 
-from clawstream.cli import broker, dlq, doctor, evaluate, models, status, supervision, topics, weights
+from clawstream.cli import (
+    broker,
+    dlq,
+    doctor,
+    evaluate,
+    models,
+    service_commands,
+    status,
+    supervision,
+    topics,
+    trace,
+    weights,
+)
 from clawstream.cli.terminal import errors
 from clawstream.errors import ClawstreamError, SettingsError
 
@@ -27,6 +39,8 @@ supervision.register(app)
 status.register(app)
 doctor.register(app)
 evaluate.register(app)
+trace.register(app)
+service_commands.register(app)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ from schemas.events.base import Event
 from schemas.events.config import ActiveJudgeSpecEvent
 from schemas.events.llm_call import LlmCallEvent
 from schemas.events.next_state import NextStateEvent
+from schemas.events.replay import ReplayScoreEvent
 from schemas.events.sample import SampleEvent
 from schemas.events.score import ScoreEvent
 from schemas.events.train_step import TrainStepEvent
@@ -20,6 +21,7 @@ EVENT_MODELS: MappingProxyType[str, type[Event]] = MappingProxyType(
             TurnEvent,
             NextStateEvent,
             ScoreEvent,
+            ReplayScoreEvent,
             SampleEvent,
             WeightVersionEvent,
             WeightPointerEvent,
@@ -41,6 +43,7 @@ __all__ = [
     "LlmCallEvent",
     "NextStateEvent",
     "OutboxPositionEvent",
+    "ReplayScoreEvent",
     "SampleEvent",
     "ScoreEvent",
     "TrainStepEvent",
