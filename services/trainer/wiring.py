@@ -31,6 +31,8 @@ def new_policy(settings: TrainerSettings, layout: ParallelLayout) -> PolicyTrain
         recompute_activations=settings.recompute_activations,
         lora=lora_settings(settings),
         seed=settings.seed,
+        updates_per_batch=settings.updates_per_batch,
+        reference_directory=settings.model,
     )
 
 
