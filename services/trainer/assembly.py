@@ -18,7 +18,6 @@ from services.trainer.dead_letters import DeadLetter
 from services.trainer.events import EventRecords
 from services.trainer.finisher import FinishedStep, Finisher
 from services.trainer.history import History, read_history
-from services.trainer.learning_rate import LearningRateSchedule
 from services.trainer.loop import LoopSettings, TrainerLoop
 from services.trainer.ports import Archive, Policy, Store
 from services.trainer.progress import Progress
@@ -171,15 +170,12 @@ class Trainer:
             dead_letter=self._dead_letter,
             now_seconds=now,
         )
-        rate = settings.learning_rate
         return TrainerLoop(
             LoopSettings(settings.policy, settings.checkpoint_every_steps, settings.trained_retention_days),
             progress=progress,
             ledger=ledger,
             policy=self._policy,
-            schedule=LearningRateSchedule(
-                rate.peak, rate.shape, rate.warmup_updates, rate.decay_updates, rate.final_share
-            ),
+            schedule=settings.learning_rate.schedule(),
             reader=self._reader,
             batcher=batcher,
             archive=self._archive,
