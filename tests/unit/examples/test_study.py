@@ -227,7 +227,7 @@ class Runs:
     async def run_seed(self, plan: DemoPlan, *given: object) -> SeedResult:
         assert any(isinstance(each, Effort) and each.training_seconds == 120 for each in given)
         self.plans.append(plan)
-        (plan.directory / "data").mkdir(parents=True)
+        (plan.directory / "data").mkdir(parents=True, exist_ok=True)  # two attempts may share a second
         if f"{plan.mode.name}-seed-{plan.seed}" == self.fails_at:
             raise SupervisorError("the trainer did not become ready")
         return recorded(plan)
