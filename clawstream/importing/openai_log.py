@@ -26,7 +26,8 @@ def parse_openai_line(line: bytes, where: str) -> LoggedConversation:
     except orjson.JSONDecodeError as error:
         raise DecodeError(f"{where}: not JSON: {error}") from error
     fields: Mapping[str, Any] = cast("Mapping[str, Any]", document) if isinstance(document, dict) else {}
-    messages, tools = fields.get("messages"), fields.get("tools") or []
+    messages: object = fields.get("messages")
+    tools: object = fields.get("tools") or []
     if not isinstance(messages, list) or not messages:
         raise DecodeError(f"{where}: no list of messages; one line is one conversation")
     found: list[LoggedMessage] = []

@@ -22,7 +22,7 @@ from tests.fixtures.judged_log import JudgedLog
 from tests.fixtures.service_process import REPOSITORY
 
 pytestmark = pytest.mark.kafka
-COMMAND_SECONDS = 120
+COMMAND_SECONDS = 400
 YESTERDAY = int(SystemClock().now().timestamp() * 1000) - 86_400_000
 TOPICS = (topics.SAMPLES, topics.TURNS)
 

@@ -45,7 +45,7 @@ from tests.fixtures.service_process import REPOSITORY
 from tests.fixtures.workers import eventually
 
 pytestmark = pytest.mark.kafka
-COMMAND_SECONDS = 120
+COMMAND_SECONDS = 400
 SCORE = {"next_state_id": "n", "score_id": "s", "judge_spec_hash": "spec", "reward": 1.0, "verdict": 1}
 
 

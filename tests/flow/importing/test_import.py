@@ -38,7 +38,7 @@ from tests.unit.engine.conftest import running_engine
 from tests.unit.engine.reference import Reference
 
 pytestmark = pytest.mark.kafka
-COMMAND_SECONDS = 120
+COMMAND_SECONDS = 400
 
 
 @pytest.fixture
