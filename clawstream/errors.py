@@ -231,6 +231,14 @@ class GateDeposed(ClawstreamError):  # noqa: N818
     """A later owner of the weight gate has written to the log: the earlier one must stop commanding engines."""
 
 
+class LineageError(ClawstreamError):
+    """Nothing on the log has this id, or what a lineage needs (a batch, the weights it began with) is gone."""
+
+
+class ReplayError(ClawstreamError):
+    """A replay cannot be made, continued or promoted as it was asked for. Says what does not fit."""
+
+
 class SupervisorError(ClawstreamError):
     """A supervised process could not be started, found or stopped."""
 

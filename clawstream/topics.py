@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 TURNS: Final = "turns.v1"
 NEXT_STATES: Final = "next-states.v1"
 SCORES: Final = "scores.v1"
+SCORES_REPLAY: Final = "scores-replay.v1"
 SAMPLES: Final = "samples.v1"
 WEIGHTS: Final = "weights.v1"
 WEIGHTS_APPLIED: Final = "weights-applied.v1"

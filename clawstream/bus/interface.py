@@ -291,6 +291,10 @@ class Admin(Protocol):
         """Committed offsets of a group, for lag; empty when it has none."""
         ...
 
+    def set_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Commits offsets for a group that has no members: where it is to begin. Raises BusError when it has some."""
+        ...
+
     def close(self) -> None:
         """Releases the client."""
         ...

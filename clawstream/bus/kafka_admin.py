@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import Any, Final, TypeVar, cast
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as LibrdkafkaTopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -105,6 +106,23 @@ class KafkaAdmin:
             for each in cast("ConsumerGroupTopicPartitions", result).topic_partitions or []
             if each.offset >= 0
         }
+
+    def set_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        positions = [
+            LibrdkafkaTopicPartition(partition.topic, partition.partition, offset)
+            for partition, offset in offsets.items()
+        ]
+        doing = f"setting offsets of group {group}"
+        futures = self._call(
+            doing,
+            lambda: self._client.alter_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(group, positions)], request_timeout=_REQUEST_SECONDS
+            ),
+        )
+        result = cast("ConsumerGroupTopicPartitions", self._result(futures[group], doing))
+        for each in result.topic_partitions or []:
+            if each.error is not None:
+                raise translate(each.error, f"{doing}: {each.topic}[{each.partition}]")
 
     def close(self) -> None:
         self._client.poll(0)

@@ -17,7 +17,7 @@ from clawstream.bus.memory_consumer import MemoryConsumer, MemoryGroupConsumer
 from clawstream.bus.memory_log import PartitionLog
 from clawstream.bus.memory_producer import MemoryProducer, MemoryTransactionalProducer
 from clawstream.clock import Clock, SystemClock
-from clawstream.errors import TopicDefinitionError
+from clawstream.errors import BusError, TopicDefinitionError
 
 
 class MemoryBus:
@@ -125,6 +125,14 @@ class _MemoryAdmin:
         with self._cluster.changed:
             self._cluster.check_available()
             return dict(self._cluster.group(group).committed)
+
+    def set_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        with self._cluster.changed:
+            self._cluster.check_available()
+            found = self._cluster.group(group)
+            if found.members:
+                raise BusError(f"group {group} has members: their offsets are not for others to set")
+            found.committed.update(offsets)
 
     def close(self) -> None:
         """There is nothing to release."""

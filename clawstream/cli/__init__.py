@@ -14,9 +14,30 @@ from clawstream.cli import (
     importing,
     models,
     report,
+    service_commands,
     status,
     supervision,
     topics,
+    trace,
+    weights,
+)
+    broker,
+    dlq,
+    doctor,
+    evaluate,
+    forget,
+    importing,
+    models,
+    report,
+    status,
+    supervision,
+    topics,
+    models,
+    service_commands,
+    status,
+    supervision,
+    topics,
+    trace,
     weights,
 )
 from clawstream.cli.terminal import errors
@@ -45,6 +66,8 @@ evaluate.register(app)
 archives.register(app)
 forget.register(app)
 importing.register(app)
+trace.register(app)
+service_commands.register(app)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from schemas.events.forgotten import ForgottenEvent
 from schemas.events.imported import ImportedConversationEvent
 from schemas.events.llm_call import LlmCallEvent
 from schemas.events.next_state import NextStateEvent
+from schemas.events.replay import ReplayScoreEvent
 from schemas.events.sample import SampleEvent
 from schemas.events.score import ScoreEvent
 from schemas.events.train_step import TrainStepEvent
@@ -22,6 +23,7 @@ EVENT_MODELS: MappingProxyType[str, type[Event]] = MappingProxyType(
             TurnEvent,
             NextStateEvent,
             ScoreEvent,
+            ReplayScoreEvent,
             SampleEvent,
             WeightVersionEvent,
             WeightPointerEvent,
@@ -47,6 +49,7 @@ __all__ = [
     "LlmCallEvent",
     "NextStateEvent",
     "OutboxPositionEvent",
+    "ReplayScoreEvent",
     "SampleEvent",
     "ScoreEvent",
     "TrainStepEvent",

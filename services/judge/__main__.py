@@ -13,25 +13,22 @@ import uvloop
 from clawstream.bus.kafka import KafkaBus
 from clawstream.bus.topic_follower import TopicFollower
 from clawstream.clock import SystemClock
-from clawstream.engine.client import EngineTimeouts, HttpEngineClient
 from clawstream.errors import ClawstreamError
 from clawstream.forgetting.forgotten import Forgotten
 from clawstream.log import configure_logging
 from clawstream.metrics import Metrics
-from clawstream.rendering.renderer import load_renderer
 from clawstream.settings import load_settings
 from clawstream.stages import JUDGE
 from clawstream.topics import CONFIG, FORGOTTEN, JUDGE_DLQ, LLM_CALLS, NEXT_STATES, SCORES, full_name
 from clawstream.worker.waiting import wait_for_topics
 from clawstream.worker_process import run_worker, stage_worker, stop_on_signals
 from services.judge.active import ActiveJudges
-from services.judge.backends.factory import BackendFactory
-from services.judge.calls import ModelCaller, RetryPolicy
 from services.judge.handler import JudgeHandler
 from services.judge.judging import Judging
 from services.judge.ledger import Ledger
 from services.judge.ledger_writer import LedgerWriter
 from services.judge.settings import JudgeSettings
+from services.judge.wiring import backend_factory, model_caller
 
 
 def main(
@@ -51,14 +48,7 @@ async def run(settings: JudgeSettings, environment: Mapping[str, str]) -> None:
     logger = configure_logging(settings.log, process=settings.name)
     namespace, source = settings.kafka.namespace, f"judge/{settings.name}"
     clock, metrics = SystemClock(), Metrics()
-    factory = BackendFactory(
-        settings.model,
-        api_key=settings.model.api_key(environment),
-        make_engine=lambda name, url, seconds: HttpEngineClient(
-            name, url, timeouts=EngineTimeouts(call_seconds=seconds)
-        ),
-        load_renderer=load_renderer,
-    )
+    factory = backend_factory(settings, environment)
     judges = ActiveJudges(settings.spec, factory.make, logger=logger)
     bus = KafkaBus(settings.kafka, client_id=settings.name)
     topics = [full_name(namespace, topic) for topic in (CONFIG, FORGOTTEN, LLM_CALLS, NEXT_STATES, SCORES, JUDGE_DLQ)]
@@ -80,16 +70,7 @@ async def run(settings: JudgeSettings, environment: Mapping[str, str]) -> None:
             bus.producer, flush_timeout_seconds=settings.ledger_flush_timeout_seconds, on_failure=stop.set
         )
         ledger = Ledger(bus, writer, namespace=namespace, source=source, logger=logger)
-        caller = ModelCaller(
-            RetryPolicy(
-                attempts=settings.model.call_attempts,
-                first_delay_seconds=settings.model.first_retry_seconds,
-                longest_delay_seconds=settings.model.longest_retry_seconds,
-            ),
-            max_concurrent_calls=settings.model.max_concurrent_calls,
-            clock=clock,
-            metrics=metrics,
-        )
+        caller = model_caller(settings, clock=clock, metrics=metrics)
         handler = JudgeHandler(
             judges,
             Judging(ledger, caller, clock=clock, metrics=metrics),

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from clawstream.bus.interface import Record, TopicPartition
+from clawstream.bus.interface import OutgoingRecord, Record, TopicPartition
 from clawstream.codec import decode_as, encode, header
 from clawstream.errors import BrokerUnavailable, EngineBusy, EngineTimeout, RetryLater
 from clawstream.forgetting.forgotten import Forgotten
@@ -110,18 +110,18 @@ class JudgeHandler(Handler):
     def _output(self, record: Record, score: ScoreEvent) -> Output:
         self._timeouts.pop(score.next_state_id, None)
         self._ledger.forget(score.next_state_id)
-        return Output(
-            (
-                encode(
-                    score,
-                    topic=self._scores_topic,
-                    key=score.session_id,
-                    event_id=score.score_id,
-                    source=self._source,
-                    traceparent=header(record.headers, "traceparent"),
-                ),
-            )
-        )
+        return Output((self.outgoing(score, header(record.headers, "traceparent")),))
+
+    def outgoing(self, score: ScoreEvent, traceparent: str | None) -> OutgoingRecord:
+        """The record of a score. A replay writes another."""
+        return score_record(score, topic=self._scores_topic, source=self._source, traceparent=traceparent)
+
+
+def score_record(score: ScoreEvent, *, topic: str, source: str, traceparent: str | None) -> OutgoingRecord:
+    """A score on the log. `topic` is the full name."""
+    return encode(
+        score, topic=topic, key=score.session_id, event_id=score.score_id, source=source, traceparent=traceparent
+    )
 
 
 def reference(record: Record) -> RecordReference:

@@ -1,0 +1,91 @@
+"""One input of a replay: judged by the judge's own code, written beside the scores that count."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from clawstream import ids
+from clawstream.bus.interface import OutgoingRecord, Record, TopicPartition
+from clawstream.bus.ranges import OffsetRange
+from clawstream.codec import decode_as, encode
+from clawstream.errors import (
+    BrokerUnavailable,
+    DecodeError,
+    EngineUnavailable,
+    FatalBusError,
+    Fenced,
+    NoEngineReady,
+    RetryLater,
+)
+from clawstream.log import Logger
+from clawstream.topics import SCORES_REPLAY, full_name
+from clawstream.worker.outcomes import Outcome, Skip
+from schemas.events import NextStateEvent, ReplayScoreEvent, ScoreEvent
+from services.judge.active import ActiveJudges
+from services.judge.handler import JudgeHandler
+from services.judge.judging import Judging
+from services.judge.replay.ledger import ReplayLedger
+from services.judge.replay.plan import ReplayPlan
+
+
+class ReplayHandler(JudgeHandler):
+    """The judge's handler within bounds. It buries nothing: an input that cannot be judged is a counted skip, for the
+    dead letter that matters is the judge's own."""
+
+    def __init__(
+        self,
+        plan: ReplayPlan,
+        judges: ActiveJudges,
+        judging: Judging,
+        ledger: ReplayLedger,
+        *,
+        max_timeouts: int,
+        logger: Logger,
+    ) -> None:
+        super().__init__(
+            judges,
+            judging,
+            ledger,
+            namespace=plan.namespace,
+            source=f"replay/{plan.name}",
+            max_timeouts=max_timeouts,
+            logger=logger,
+        )
+        self._plan = plan
+        self._replay_ledger = ledger
+        self._replay_logger = logger
+        self._ranges: Mapping[TopicPartition, OffsetRange] = plan.ranges
+        self.results: Counter[str] = Counter()
+        """What became of the inputs of this process: `scored`, or the reason of a skip."""
+
+    async def handle(self, record: Record) -> Outcome:
+        """Raises as the judge's does for an outage: the input waits."""
+        start, end = self._ranges.get(record.topic_partition, (0, 0))
+        if not start <= record.offset < end:
+            return Skip("out_of_bounds")
+        try:
+            self._replay_ledger.expect(decode_as(record, NextStateEvent))
+            outcome = await super().handle(record)
+        except DecodeError:
+            outcome = Skip("undecodable")
+        except (RetryLater, EngineUnavailable, NoEngineReady, BrokerUnavailable, Fenced, FatalBusError):
+            raise
+        except Exception as error:  # The boundary of a judge of one's own: a defect costs one input, as in the worker.
+            self._replay_logger.warning("an input cannot be judged", record=str(record), error=repr(error))
+            outcome = Skip("judge_failed")
+        self.results[outcome.reason if isinstance(outcome, Skip) else "scored"] += 1
+        return outcome
+
+    async def on_deadline(self, record: Record, deadline_seconds: float) -> Outcome:
+        self.results["deadline"] += 1
+        return await super().on_deadline(record, deadline_seconds)
+
+    def outgoing(self, score: ScoreEvent, traceparent: str | None) -> OutgoingRecord:
+        event = ReplayScoreEvent.model_validate({**score.model_dump(), "replay_id": self._plan.replay_id})
+        return encode(
+            event,
+            topic=full_name(self._plan.namespace, SCORES_REPLAY),
+            key=event.session_id,
+            event_id=ids.derive("replay-score", event.replay_id, event.score_id),
+            source=f"replay/{self._plan.name}",
+            traceparent=traceparent,
+        )
