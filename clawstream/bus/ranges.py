@@ -55,6 +55,7 @@ def read_ranges(
     if not left:
         return
     reader.assign({partition: start for partition, (start, _) in left.items()})
+    reader.resume(list(left))  # An earlier reading may have paused them, which an assignment does not undo.
     finished = 0
     while left:
         for record in reader.consume(_BATCH_RECORDS, _WAIT_SECONDS):

@@ -21,7 +21,7 @@ def trace(
         str,
         typer.Argument(
             metavar="ID",
-            help="Of a turn, sample, step, next state or score; a version as 7, v7 or POLICY/7; a step as LINEAGE/step/3.",
+            help="Of a turn, sample, step, next state or score; 7 or POLICY/7 for a version; LINEAGE/step/3 for a step.",
         ),
     ],
     config: ConfigOption = None,

@@ -1,4 +1,4 @@
-"""Follows the chain from whatever is named, in both directions: back to the turns, on to those that it helped answer."""
+"""Follows the chain from whatever is named: back to the turns behind it, and on to those that it helped to answer."""
 
 import re
 from collections.abc import Sequence
