@@ -1,0 +1,46 @@
+# pyright: basic
+# Reason: makes torch's part of the trainer.
+"""What the trainer's processes and commands make of the settings."""
+
+import torch
+
+from services.trainer.algorithms.base import load_algorithm
+from services.trainer.engine.lora import LoraSettings
+from services.trainer.engine.optimizer import OptimizerSettings
+from services.trainer.engine.parallel import ParallelLayout
+from services.trainer.learning_rate import LearningRateSchedule
+from services.trainer.policy import PolicyTrainer
+from services.trainer.settings import TrainerSettings
+
+
+def new_policy(settings: TrainerSettings, layout: ParallelLayout) -> PolicyTrainer:
+    """Without a model yet."""
+    optimizer = settings.optimizer
+    return PolicyTrainer(
+        layout,
+        load_algorithm(settings.algorithm.factory, settings.algorithm.options),
+        optimizer_settings=OptimizerSettings(
+            optimizer.beta1,
+            optimizer.beta2,
+            optimizer.epsilon,
+            optimizer.weight_decay,
+            optimizer.max_gradient_norm,
+        ),
+        tokens_per_micro_batch=settings.tokens_per_micro_batch,
+        dtype=getattr(torch, settings.dtype),
+        recompute_activations=settings.recompute_activations,
+        lora=lora_settings(settings),
+        seed=settings.seed,
+    )
+
+
+def lora_settings(settings: TrainerSettings) -> LoraSettings | None:
+    """As the engine takes them."""
+    lora = settings.lora
+    return None if lora is None else LoraSettings(lora.rank, lora.alpha, tuple(lora.modules))
+
+
+def learning_rate_schedule(settings: TrainerSettings) -> LearningRateSchedule:
+    """Over the updates of a run."""
+    rate = settings.learning_rate
+    return LearningRateSchedule(rate.peak, rate.shape, rate.warmup_updates, rate.decay_updates, rate.final_share)
