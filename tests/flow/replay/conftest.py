@@ -17,7 +17,7 @@ from tests.fixtures.judged_log import JudgedLog
 from tests.fixtures.service_process import REPOSITORY, start_service
 
 __all__ = ["start_service"]
-COMMAND_SECONDS = 150
+COMMAND_SECONDS = 400
 
 
 def kill_with_children(process: "subprocess.Popen[str]") -> None:
