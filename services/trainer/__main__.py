@@ -22,25 +22,21 @@ from clawstream.metrics import Metrics
 from clawstream.operations_server import OperationsServer
 from clawstream.settings import load_settings
 from clawstream.weights.manifest import verify
-from services.trainer.algorithms.base import Algorithm, load_algorithm
 from services.trainer.assembly import Surroundings, Trainer, trainer_history
 from services.trainer.batch_archive import BatchArchive
 from services.trainer.checkpoint import CheckpointStore
 from services.trainer.disk_store import DiskStore
 from services.trainer.engine import cpu_platform
 from services.trainer.engine.adapter_weights import CONFIG_NAME
-from services.trainer.engine.lora import LoraSettings
-from services.trainer.engine.optimizer import OptimizerSettings
 from services.trainer.engine.parallel import ParallelLayout
-from services.trainer.guards.knobs import Knob
 from services.trainer.history import History
-from services.trainer.policy import PolicyTrainer
 from services.trainer.progress import Progress
 from services.trainer.progress_report import ProgressReport
 from services.trainer.publish import WeightStore
 from services.trainer.ranks import RankChannel, RankedPolicy, follow
 from services.trainer.resume import first_progress
 from services.trainer.settings import TrainerSettings
+from services.trainer.wiring import new_policy
 
 _RETRY_SECONDS = 3.0
 
@@ -80,31 +76,7 @@ def run(settings: TrainerSettings, stop: threading.Event, logger: Logger) -> Non
         torch.set_num_threads(settings.threads)
     layout = ParallelLayout.start(tensor_parallel_size=settings.tensor_parallel_size, seed=settings.seed)
     cpu_platform.enable_fast_exact_matmul()
-    optimizer = settings.optimizer
-
-    def with_coefficients(coefficients: Mapping[str, float]) -> Algorithm:
-        return load_algorithm(settings.algorithm.factory, settings.algorithm.options | dict(coefficients))
-
-    policy_trainer = PolicyTrainer(
-        layout,
-        load_algorithm(settings.algorithm.factory, settings.algorithm.options),
-        optimizer_settings=OptimizerSettings(
-            optimizer.beta1,
-            optimizer.beta2,
-            optimizer.epsilon,
-            optimizer.weight_decay,
-            optimizer.max_gradient_norm,
-        ),
-        tokens_per_micro_batch=settings.tokens_per_micro_batch,
-        dtype=getattr(torch, settings.dtype),
-        recompute_activations=settings.recompute_activations,
-        lora=lora_settings(settings),
-        seed=settings.seed,
-        updates_per_batch=settings.updates_per_batch,
-        reference_directory=settings.model,
-        with_coefficients=with_coefficients,
-        keeps_reference=with_coefficients(guarded_extremes(settings)).needs.reference,
-    )
+    policy_trainer = new_policy(settings, layout)
     channel = RankChannel(layout)
     try:
         if layout.rank == 0:
@@ -115,18 +87,6 @@ def run(settings: TrainerSettings, stop: threading.Event, logger: Logger) -> Non
             follow(policy_trainer, channel)
     finally:
         ParallelLayout.stop()
-
-
-def guarded_extremes(settings: TrainerSettings) -> dict[str, float]:
-    """The largest coefficients that guards may ask the loss for: whether it takes them shows before the first step."""
-    rules = settings.guards.knob_rules(settings.algorithm.options)
-    return {knob.value: each.high for knob, each in rules.items() if knob is not Knob.LEARNING_RATE}
-
-
-def lora_settings(settings: TrainerSettings) -> LoraSettings | None:
-    """As the engine takes them."""
-    lora = settings.lora
-    return None if lora is None else LoraSettings(lora.rank, lora.alpha, tuple(lora.modules))
 
 
 def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event, logger: Logger) -> None:
