@@ -21,7 +21,7 @@ def trace(
         str,
         typer.Argument(
             metavar="ID",
-            help="Of a turn, sample, step, next state or score; 7 or POLICY/7 for a version; LINEAGE/step/3 for a step.",
+            help="Of a turn, sample, step, next state or score; a version as 7 or POLICY/7, a step as LINEAGE/step/3.",
         ),
     ],
     config: ConfigOption = None,

@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 import uuid
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch

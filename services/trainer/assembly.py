@@ -21,7 +21,6 @@ from services.trainer.events import EventRecords
 from services.trainer.finisher import FinishedStep, Finisher
 from services.trainer.guards.watch import Guards
 from services.trainer.history import History, read_history
-from services.trainer.learning_rate import LearningRateSchedule
 from services.trainer.loop import LoopSettings, TrainerLoop
 from services.trainer.ports import Archive, Policy, Store
 from services.trainer.progress import Progress
@@ -184,15 +183,12 @@ class Trainer:
             dead_letter=self._dead_letter,
             now_seconds=now,
         )
-        rate = settings.learning_rate
         return TrainerLoop(
             LoopSettings(settings.policy, settings.checkpoint_every_steps, settings.trained_retention_days),
             progress=progress,
             ledger=ledger,
             policy=self._policy,
-            schedule=LearningRateSchedule(
-                rate.peak, rate.shape, rate.warmup_updates, rate.decay_updates, rate.final_share
-            ),
+            schedule=settings.learning_rate.schedule(),
             reader=self._reader,
             batcher=batcher,
             guards=Guards.restored(settings.guards, settings.algorithm.options, progress.knobs),

@@ -8,6 +8,7 @@ from clawstream.settings import ConfigPath, Section, ServiceSettings
 from services.trainer.advantages import AdvantageMode
 from services.trainer.algorithms.options import LearningSignal, learning_signal, options_of
 from services.trainer.guards.settings import GuardsSection, contradictions
+from services.trainer.learning_rate import LearningRateSchedule
 
 
 class LearningRateSection(Section):
@@ -23,6 +24,10 @@ class LearningRateSection(Section):
     """Length of the cosine in updates."""
     final_share: float = Field(default=0.1, ge=0, le=1)
     """Share of the peak at the end of the cosine."""
+
+    def schedule(self) -> LearningRateSchedule:
+        """As a function of the updates made."""
+        return LearningRateSchedule(self.peak, self.shape, self.warmup_updates, self.decay_updates, self.final_share)
 
 
 class OptimizerSection(Section):

@@ -10,7 +10,6 @@ from services.trainer.algorithms.base import Algorithm, load_algorithm
 from services.trainer.engine.lora import LoraSettings
 from services.trainer.engine.optimizer import OptimizerSettings
 from services.trainer.engine.parallel import ParallelLayout
-from services.trainer.learning_rate import LearningRateSchedule
 from services.trainer.guards.knobs import Knob
 from services.trainer.policy import PolicyTrainer
 from services.trainer.settings import TrainerSettings
@@ -55,9 +54,3 @@ def lora_settings(settings: TrainerSettings) -> LoraSettings | None:
     """As the engine takes them."""
     lora = settings.lora
     return None if lora is None else LoraSettings(lora.rank, lora.alpha, tuple(lora.modules))
-
-
-def learning_rate_schedule(settings: TrainerSettings) -> LearningRateSchedule:
-    """Over the updates of a run."""
-    rate = settings.learning_rate
-    return LearningRateSchedule(rate.peak, rate.shape, rate.warmup_updates, rate.decay_updates, rate.final_share)

@@ -31,7 +31,7 @@ from services.trainer.publish import WeightStore
 from services.trainer.retrain.plan import choose_batches, lineage_of, step_range
 from services.trainer.retrain.training import RetrainedStep, StartingWeights, retrain
 from services.trainer.settings import TrainerSettings
-from services.trainer.wiring import learning_rate_schedule, new_policy
+from services.trainer.wiring import new_policy
 
 app = typer.Typer(name="clawstream retrain", add_completion=False, pretty_exceptions_enable=False)
 
@@ -86,7 +86,7 @@ def run(
             done = retrain(
                 policy,
                 batches,
-                learning_rate_schedule(settings),
+                settings.learning_rate.schedule(),
                 WeightStore(directory, settings.policy),
                 settings.model,
                 lineage=new_lineage,
