@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Final
 
 import typer
@@ -20,7 +20,10 @@ _MODULES: Final = MappingProxyType(
         "retrain": ("services.trainer.retrain", "Train archived batches again, from chosen weights: a new lineage."),
     }
 )
-_ANY_ARGUMENTS: Final = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+_NO_NAMES: Final[tuple[str, ...]] = ()
+_ANY_ARGUMENTS: Final = MappingProxyType(
+    {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": _NO_NAMES}
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -42,7 +45,11 @@ def run_module(module: str, arguments: list[str]) -> int:
     """Runs `python -m MODULE ARGUMENTS`; returns its exit code. Ctrl-C is the command's own to handle."""
     process = subprocess.Popen([sys.executable, "-m", module, *arguments], env=os.environ)
     ignored = signal.signal(signal.SIGINT, signal.SIG_IGN)  # The terminal sends it to both.
-    forwarded = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        process.terminate()
+
+    forwarded = signal.signal(signal.SIGTERM, end)
     try:
         return process.wait()
     finally:

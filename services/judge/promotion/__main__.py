@@ -1,4 +1,4 @@
-"""`clawstream judge`, which is `python -m services.judge.promotion`: which judge spec counts."""
+"""Which judge spec counts: promote, roll back, list. `clawstream judge` runs `python -m services.judge.promotion`."""
 
 import asyncio
 import os
@@ -32,7 +32,11 @@ from services.judge.specs import completed
 from services.judge.wiring import backend_factory
 
 app = typer.Typer(
-    name="clawstream judge", help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+    name="clawstream judge",
+    help="Which judge spec counts.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
 )
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
 ReasonOption = Annotated[str, typer.Option(help="For people who read the log.")]
@@ -241,7 +245,7 @@ def _bus(settings: JudgeSettings) -> KafkaBus:
 def main() -> None:
     """Runs a command. What went wrong on purpose is told without a stack."""
     try:
-        app()
+        app(prog_name="clawstream judge")
     except ClawstreamError as error:
         errors.print(str(error), style="red")
         sys.exit(2 if isinstance(error, SettingsError) else 1)

@@ -1,4 +1,4 @@
-"""`clawstream replay`, which is `python -m services.judge.replay`: run, report, list."""
+"""Replays: run, report, list. `clawstream replay` runs `python -m services.judge.replay`."""
 
 import asyncio
 import os
@@ -38,7 +38,11 @@ from services.judge.settings import JudgeSettings
 from services.judge.specs import completed
 
 app = typer.Typer(
-    name="clawstream replay", help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+    name="clawstream replay",
+    help="Judge history again under another spec.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
 )
 EXIT_CODE_INCOMPLETE = 3
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
@@ -235,7 +239,7 @@ def _offset_ranges(texts: list[str]) -> dict[int, OffsetRange]:
 def main() -> None:
     """Runs a command. What went wrong on purpose is told without a stack."""
     try:
-        app()
+        app(prog_name="clawstream replay")
     except ClawstreamError as error:
         errors.print(str(error), style="red")
         sys.exit(2 if isinstance(error, SettingsError) else 1)

@@ -172,7 +172,7 @@ def _overrides(changes: Sequence[str]) -> dict[str, Any]:
 def main() -> None:
     """Runs the command. What went wrong on purpose is told without a stack."""
     try:
-        app()
+        app(prog_name="clawstream retrain")
     except ClawstreamError as error:
         errors.print(str(error), style="red")
         sys.exit(2 if isinstance(error, SettingsError) else 1)
