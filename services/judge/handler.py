@@ -62,6 +62,7 @@ class JudgeHandler(Handler):
             session_id=next_state.session_id, principal=next_state.principal, turn_ref=next_state.turn_ref
         ):
             return Skip("forgotten")
+        self.begin(next_state)
         try:
             score = await self._judging.score(
                 next_state,
@@ -111,6 +112,9 @@ class JudgeHandler(Handler):
         self._timeouts.pop(score.next_state_id, None)
         self._ledger.forget(score.next_state_id)
         return Output((self.outgoing(score, header(record.headers, "traceparent")),))
+
+    def begin(self, next_state: NextStateEvent) -> None:
+        """An input is about to be judged. A replay tells its ledger."""
 
     def outgoing(self, score: ScoreEvent, traceparent: str | None) -> OutgoingRecord:
         """The record of a score. A replay writes another."""

@@ -36,6 +36,7 @@ from services.judge.replay.report import html_report, json_report, tables
 from services.judge.replay.run import run_replay
 from services.judge.settings import JudgeSettings
 from services.judge.specs import completed
+from services.judge.wiring import backend_factory
 
 app = typer.Typer(
     name="clawstream replay",
@@ -132,7 +133,7 @@ def run(
                         bus,
                         store,
                         settings,
-                        os.environ,
+                        backend_factory(settings, os.environ).make,
                         worker_name=worker,
                         stop=stop,
                         clock=clock,

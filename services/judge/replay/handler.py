@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from clawstream import ids
 from clawstream.bus.interface import OutgoingRecord, Record, TopicPartition
 from clawstream.bus.ranges import OffsetRange
-from clawstream.codec import decode_as, encode
+from clawstream.codec import encode
 from clawstream.errors import (
     BrokerUnavailable,
     DecodeError,
@@ -63,7 +63,6 @@ class ReplayHandler(JudgeHandler):
         if not start <= record.offset < end:
             return Skip("out_of_bounds")
         try:
-            self._replay_ledger.expect(decode_as(record, NextStateEvent))
             outcome = await super().handle(record)
         except DecodeError:
             outcome = Skip("undecodable")
@@ -79,8 +78,12 @@ class ReplayHandler(JudgeHandler):
         self.results["deadline"] += 1
         return await super().on_deadline(record, deadline_seconds)
 
+    def begin(self, next_state: NextStateEvent) -> None:
+        self._replay_ledger.expect(next_state)
+
     def outgoing(self, score: ScoreEvent, traceparent: str | None) -> OutgoingRecord:
-        event = ReplayScoreEvent.model_validate({**score.model_dump(), "replay_id": self._plan.replay_id})
+        # A score is valid already, and a replay makes many.
+        event = ReplayScoreEvent.model_construct(**dict(score), replay_id=self._plan.replay_id)
         return encode(
             event,
             topic=full_name(self._plan.namespace, SCORES_REPLAY),

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from clawstream.bus.interface import Bus
 from clawstream.clock import Clock
@@ -10,7 +10,9 @@ from clawstream.log import Logger
 from clawstream.metrics import Metrics
 from clawstream.topics import JUDGE_DLQ, NEXT_STATES, full_name
 from clawstream.worker.worker import EosWorker
+from schemas.judge_spec import JudgeSpec
 from services.judge.active import ActiveJudges
+from services.judge.backends.interface import Backend
 from services.judge.judging import Judging
 from services.judge.ledger_writer import LedgerWriter
 from services.judge.replay.bounded_run import begin_group, run_to_end
@@ -19,7 +21,7 @@ from services.judge.replay.handler import ReplayHandler
 from services.judge.replay.ledger import ReplayLedger
 from services.judge.replay.plan import ReplayPlan
 from services.judge.settings import JudgeSettings
-from services.judge.wiring import backend_factory, model_caller
+from services.judge.wiring import model_caller
 
 ReplayProgress = Callable[[int, int, ReplayHandler, ReplayLedger], None]
 """Told how many of how many offsets are committed, and what this process did for it."""
@@ -30,7 +32,7 @@ async def run_replay(
     bus: Bus,
     store: CallStore,
     settings: JudgeSettings,
-    environment: Mapping[str, str],
+    make_backend: Callable[[JudgeSpec], Backend],
     *,
     worker_name: str,
     stop: threading.Event,
@@ -45,7 +47,7 @@ async def run_replay(
     mend.
     """
     source = f"replay/{plan.name}"
-    judges = ActiveJudges(plan.spec, backend_factory(settings, environment).make, logger=logger)
+    judges = ActiveJudges(plan.spec, make_backend, logger=logger)
     await asyncio.to_thread(begin_group, bus, plan.group, plan.ranges)
     writer = LedgerWriter(
         bus.producer, flush_timeout_seconds=settings.ledger_flush_timeout_seconds, on_failure=stop.set
