@@ -21,25 +21,6 @@ from clawstream.cli import (
     trace,
     weights,
 )
-    broker,
-    dlq,
-    doctor,
-    evaluate,
-    forget,
-    importing,
-    models,
-    report,
-    status,
-    supervision,
-    topics,
-    models,
-    service_commands,
-    status,
-    supervision,
-    topics,
-    trace,
-    weights,
-)
 from clawstream.cli.terminal import errors
 from clawstream.errors import ClawstreamError, SettingsError
 
