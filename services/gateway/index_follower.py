@@ -48,7 +48,7 @@ class IndexFollower:
         self._caught_up = threading.Event()
         self._moved = threading.Condition()
         self._read_to: dict[int, int] = {}
-        """Partition to the offset before which everything is in the store; markers and aborted records count as read."""
+        """Partition to the offset before which everything is in the store. Markers and aborted records count."""
         self._last_foreign_seconds: float | None = None
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="index-follower", daemon=True)
