@@ -197,17 +197,12 @@ def test_a_batch_becomes_a_version_and_an_event_that_names_everything() -> None:
     assert {sample.sample_id for sample in step.samples} == {event.sample_id for event in good}
     assert [(dropped.turn_id, dropped.reason) for dropped in step.drops] == [("neutral", DropReason.ZERO_ADVANTAGE)]
     assert (step.step, step.base_version, step.weight_version, step.closed_by) == (1, 0, 1, "count")
-<<<<<<< HEAD
     assert step.metrics["loss"] == 0.5
     assert "broken" not in step.metrics, "a measurement that is not finite cannot be written as JSON"
     assert (step.metrics["effective_samples"], step.metrics["signal_share"]) == (2, pytest.approx(2 / 3))
     assert [(sample.principal, sample.sampling_temperature) for sample in step.samples] == [("alice", 1.0)] * 2
     assert (step.guards, step.knobs) == ([], {})
-    assert step.batch_uri == "file:///batches/1.safetensors"
-=======
-    assert step.metrics == {"loss": 0.5}, "a measurement that is not finite cannot be written as JSON"
     assert step.batch_uri == f"file:///batches/{step.lineage}/1.safetensors"
->>>>>>> 11dab7f (A run that begins anew keeps its batches and checkpoints, and what the log names of the lost one)
     assert sum(step.next_offsets.values()) == 3
     version = world.versions()[-1]
     assert (version.weight_version, version.base_version, version.train_step_id) == (1, 0, step.train_step_id)
