@@ -29,6 +29,8 @@ def put_steps(bus: MemoryBus, policy: str, count: int) -> None:
             batch_sha256="",
             next_offsets={},
             metrics={},
+            guards=[],
+            knobs={},
             started_at=MOMENT,
             finished_at=MOMENT,
         )
