@@ -51,6 +51,10 @@ class SettingsError(ClawstreamError, ValueError):
     """A configuration value is missing, unknown or wrong. Names every such field at once."""
 
 
+class UnusableJudgeSpec(ClawstreamError, RuntimeError):  # noqa: N818 - reads as the condition it names
+    """A promoted judge spec cannot be put to work by this process. Another promotion, or its settings, mend it."""
+
+
 class MissingDependencyError(ClawstreamError, RuntimeError):
     """A program or a Python package that this command needs is not installed. Says how to get it."""
 

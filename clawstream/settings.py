@@ -22,7 +22,7 @@ Relative paths are relative to the folder of the TOML file.
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, Final, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
 
@@ -44,6 +44,10 @@ class Section(BaseModel):
     """A part of the settings. Unknown fields are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+
+
+EXIT_CODE_WRONG_SETTINGS: Final = 2
+"""Of a process whose settings are wrong. Tells the supervisor that starting it again would not help."""
 
 
 class KafkaSettings(Section):

@@ -23,9 +23,9 @@ from clawstream.cli import (
 )
 from clawstream.cli.terminal import errors
 from clawstream.errors import ClawstreamError, SettingsError
+from clawstream.settings import EXIT_CODE_WRONG_SETTINGS
 
 EXIT_CODE_ERROR = 1
-EXIT_CODE_WRONG_SETTINGS = 2
 
 app = typer.Typer(
     name="clawstream",

@@ -14,6 +14,7 @@ from clawstream.clock import Clock
 from clawstream.errors import SupervisorError
 from clawstream.log import Logger
 from clawstream.process_identity import ProcessIdentity
+from clawstream.settings import EXIT_CODE_WRONG_SETTINGS
 from clawstream.supervisor.launch import Launch
 from clawstream.supervisor.log_files import LogFollower, tail
 from clawstream.supervisor.readiness import ReadinessProbe
@@ -23,8 +24,6 @@ from clawstream.supervisor.settings import ProcessSpecification, RestartSettings
 
 _STARTING_PROBE_SECONDS = 0.2
 _READY_PROBE_SECONDS = 5.0
-EXIT_CODE_WRONG_SETTINGS = 2
-"""A process that ends so is wrongly configured: starting it again would change nothing."""
 
 
 class ManagedProcess:

@@ -12,9 +12,9 @@ import typer
 import uvicorn
 
 from clawstream.clock import SystemClock
-from clawstream.errors import ClawstreamError
+from clawstream.errors import ClawstreamError, SettingsError
 from clawstream.log import configure_logging
-from clawstream.settings import load_settings
+from clawstream.settings import EXIT_CODE_WRONG_SETTINGS, load_settings
 from services.engine.app import create_app
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
@@ -58,6 +58,9 @@ def main(
             overrides=overrides,
         )
         serve(settings)
+    except SettingsError as error:
+        sys.stderr.write(f"engine: {error}\n")
+        sys.exit(EXIT_CODE_WRONG_SETTINGS)
     except ClawstreamError as error:
         sys.exit(f"engine: {error}")
 

@@ -9,9 +9,9 @@ import typer
 import uvloop
 
 from clawstream.bus.kafka import KafkaBus
-from clawstream.errors import ClawstreamError
+from clawstream.errors import ClawstreamError, SettingsError
 from clawstream.log import configure_logging
-from clawstream.settings import load_settings
+from clawstream.settings import EXIT_CODE_WRONG_SETTINGS, load_settings
 from services.gateway.server import serve
 from services.gateway.settings import GatewaySettings
 
@@ -27,6 +27,9 @@ def main(
         )
         logger = configure_logging(settings.log, process=settings.name)
         code = uvloop.run(serve(settings, KafkaBus(settings.kafka, client_id=settings.name), logger))
+    except SettingsError as error:
+        sys.stderr.write(f"gateway: {error}\n")
+        sys.exit(EXIT_CODE_WRONG_SETTINGS)
     except (ClawstreamError, OSError) as error:
         sys.exit(f"gateway: {error}")
     sys.exit(code)

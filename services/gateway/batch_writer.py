@@ -78,11 +78,15 @@ class BatchWriter:
         self._metrics = metrics
         self._logger = logger
 
-    def prepare(self, batch: Sequence[OutboxEntry], *, without: set[int]) -> PreparedBatch:
+    def prepare(
+        self, batch: Sequence[OutboxEntry], *, without: set[int], index_ends: Mapping[int, int]
+    ) -> PreparedBatch:
         """Decodes the batch, less the sequence numbers in `without`, and looks up where earlier turns are.
 
-        A next state whose turn has no record (any more) is left out: there is nothing to judge. Raises UnknownPlace
-        while the index, which knows the turns of earlier processes, is not loaded.
+        `index_ends` are where the partitions of the index ended when all earlier transactions were decided: the turns
+        of earlier processes, and of our own commits that were not answered, are before them. A next state whose turn
+        has no record (any more) is left out: there is nothing to judge. Raises UnknownPlace while the index is not
+        read so far.
         """
         decoded = [
             decode_entry(entry.payload, where=f"outbox entry {entry.sequence}")
@@ -94,7 +98,7 @@ class BatchWriter:
         entries: list[Entry] = []
         for entry in decoded:
             if isinstance(entry, NextStateEntry) and entry.draft.event.turn_id not in in_batch:
-                place = self._place_of(entry)
+                place = self._place_of(entry, index_ends)
                 if place is None:
                     continue
                 places[entry.draft.event.turn_id] = place
@@ -179,13 +183,13 @@ class BatchWriter:
             clock=self._clock,
         )
 
-    def _place_of(self, entry: NextStateEntry) -> RecordReference | None:
+    def _place_of(self, entry: NextStateEntry, index_ends: Mapping[int, int]) -> RecordReference | None:
         """Where a next state's turn is that an earlier batch wrote. None when no record of it exists (any more)."""
         event = entry.draft.event
         if entry.draft.place_known:
             return event.turn_ref
         # Asked before the index is: what was loaded in between is then found, and nothing is taken for missing.
-        index_is_loaded = self._follower.caught_up
+        index_is_loaded = self._follower.has_read(index_ends)
         place = self._index.turn_ref(event.turn_id)
         if place is None and not index_is_loaded:
             raise UnknownPlace(f"turn {event.turn_id} of next state {event.next_state_id}: the index is not loaded")

@@ -12,6 +12,7 @@ writes its outbox's identity there before it writes anything else.
 import threading
 from collections.abc import Sequence
 
+from clawstream.bus.fold import LogReader
 from clawstream.bus.interface import Bus, TransactionalProducer
 from clawstream.clock import Clock
 from clawstream.errors import BusError, FatalBusError, Fenced, OutboxError, RecordRejected, TransactionTimedOut
@@ -68,7 +69,8 @@ class OutboxDrain:
         self._metrics = metrics
         self._logger = logger
         self._producer: TransactionalProducer | None = None
-        self._index_partitions = 0
+        self._index_ends: dict[int, int] = {}
+        """Where the partitions of the index ended when the producer had decided all earlier transactions."""
         self._position = 0
         self._name_in_doubt = False
         """The last transaction outlived its timeout: it is not known yet whether another process has our name."""
@@ -149,7 +151,7 @@ class OutboxDrain:
             prepared = self._prepared(batch)
             if prepared is None:
                 continue
-            places = self._writer.write(producer, prepared, index_partitions=self._index_partitions)
+            places = self._writer.write(producer, prepared, index_partitions=len(self._index_ends))
             for turn_id, place in places.items():
                 self._index.placed(turn_id, place)
             self._moved_to(prepared.next_sequence)
@@ -163,12 +165,12 @@ class OutboxDrain:
         told = False
         while batch and not self._stopping.is_set():
             try:
-                return self._writer.prepare(batch, without=self._oversized)
+                return self._writer.prepare(batch, without=self._oversized, index_ends=self._index_ends)
             except UnknownPlace as error:
                 if not told:
                     self._logger.info("waiting for a turn's place on the log", reason=str(error))
                     told = True
-                self._follower.wait_until_caught_up(_WAIT_SECONDS)
+                self._follower.wait_until_read(self._index_ends, _WAIT_SECONDS)
         return None
 
     def _ready_producer(self) -> TransactionalProducer:
@@ -179,7 +181,7 @@ class OutboxDrain:
             self._check_that_the_name_is_ours()
         producer = self._bus.transactional_producer(self._transactional_id)
         try:
-            self._index_partitions = self._partition_count(self._index_topic)
+            self._index_ends = self._ends_of_index()
             if not self._take_position_from_log():
                 self._writer.write_position(producer, self._position)
         except BaseException:
@@ -231,12 +233,12 @@ class OutboxDrain:
         self._metrics.set("outbox_entries", self._outbox.undrained_entries)
         self._metrics.set("outbox_bytes", self._outbox.undrained_bytes)
 
-    def _partition_count(self, topic: str) -> int:
-        admin = self._bus.admin()
+    def _ends_of_index(self) -> dict[int, int]:
+        reader = LogReader(self._bus, [self._index_topic])
         try:
-            return len(admin.partitions(topic))
+            return {partition.partition: end for partition, end in reader.ends().items()}
         finally:
-            admin.close()
+            reader.close()
 
     def _abandon(self) -> None:
         """Closes the producer. What it left open is aborted when its successor is initialised."""

@@ -1,6 +1,7 @@
 """The thread that folds the turn-index topic into the index, so that every gateway knows every turn."""
 
 import threading
+from collections.abc import Mapping
 from datetime import timedelta
 
 from clawstream.bus.fold import LogReader
@@ -45,6 +46,9 @@ class IndexFollower:
         self._logger = logger
         self._stopping = threading.Event()
         self._caught_up = threading.Event()
+        self._moved = threading.Condition()
+        self._read_to: dict[int, int] = {}
+        """Partition to the offset before which everything is in the store. Markers and aborted records count."""
         self._last_foreign_seconds: float | None = None
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="index-follower", daemon=True)
@@ -69,9 +73,14 @@ class IndexFollower:
         """Whether the topic was read once to the end that it had when reading began."""
         return self._caught_up.is_set()
 
-    def wait_until_caught_up(self, timeout_seconds: float) -> bool:
-        """Waits for `caught_up`."""
-        return self._caught_up.wait(timeout_seconds)
+    def wait_until_read(self, ends: Mapping[int, int], timeout_seconds: float) -> bool:
+        """Whether everything before `ends` (partition to offset) is in the store, waiting for it if need be."""
+        with self._moved:
+            return self._moved.wait_for(lambda: self.has_read(ends), timeout_seconds)
+
+    def has_read(self, ends: Mapping[int, int]) -> bool:
+        """Whether everything before `ends` (partition to offset) is in the store."""
+        return all(self._read_to.get(partition, 0) >= end for partition, end in ends.items())
 
     def saw_another_gateway_within(self, seconds: float) -> bool:
         """Whether another gateway wrote an entry lately: then an answer that is unknown here may be one of its."""
@@ -101,6 +110,9 @@ class IndexFollower:
                 positions = {partition.partition: offset for partition, offset in reader.positions().items()}
                 if records:
                     self._fold(records, positions)
+                with self._moved:
+                    self._read_to = positions
+                    self._moved.notify_all()
                 if not self._caught_up.is_set() and all(
                     max(positions.get(partition.partition, 0), started_at.get(partition.partition, 0)) >= end
                     for partition, end in ends.items()

@@ -13,11 +13,11 @@ import uvloop
 from clawstream.bus.kafka import KafkaBus
 from clawstream.bus.topic_follower import TopicFollower
 from clawstream.clock import SystemClock
-from clawstream.errors import ClawstreamError
+from clawstream.errors import ClawstreamError, SettingsError
 from clawstream.forgetting.forgotten import Forgotten
 from clawstream.log import configure_logging
 from clawstream.metrics import Metrics
-from clawstream.settings import load_settings
+from clawstream.settings import EXIT_CODE_WRONG_SETTINGS, load_settings
 from clawstream.stages import JUDGE
 from clawstream.topics import CONFIG, FORGOTTEN, JUDGE_DLQ, LLM_CALLS, NEXT_STATES, SCORES, full_name
 from clawstream.worker.waiting import wait_for_topics
@@ -39,6 +39,9 @@ def main(
     try:
         settings = load_settings(JudgeSettings, section="judge", file=config, process=process, environment=os.environ)
         uvloop.run(run(settings, os.environ))
+    except SettingsError as error:
+        sys.stderr.write(f"judge: {error}\n")
+        sys.exit(EXIT_CODE_WRONG_SETTINGS)
     except ClawstreamError as error:
         sys.exit(f"judge: {error}")
 

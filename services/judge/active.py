@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from clawstream.bus.interface import Record
 from clawstream.codec import decode
+from clawstream.errors import SettingsError, UnusableJudgeSpec
 from clawstream.log import Logger
 from schemas.events import ActiveJudgeSpecEvent
 from schemas.judge_spec import JudgeSpec
@@ -31,15 +32,18 @@ class ActiveJudges:
     def apply(self, record: Record) -> None:
         """Takes a promotion in. One that is not newer than what counts is ignored.
 
-        Raises DecodeError, and SettingsError when this process cannot judge by the promoted spec: it must then stop,
-        for to go on under the old one would contradict the log.
+        Raises DecodeError, and UnusableJudgeSpec when this process cannot judge by the promoted spec: it must then
+        stop, for to go on under the old one would contradict the log.
         """
         if record.value is None:
             return
         event = decode(record)
         if not isinstance(event, ActiveJudgeSpecEvent) or event.promotion_epoch <= self._current.promotion_epoch:
             return
-        self._current = self._judge(event.spec, promotion_epoch=event.promotion_epoch)
+        try:
+            self._current = self._judge(event.spec, promotion_epoch=event.promotion_epoch)
+        except SettingsError as error:
+            raise UnusableJudgeSpec(f"the judge spec of promotion epoch {event.promotion_epoch}: {error}") from error
         self._logger.info(
             "another judge spec counts from now on",
             spec_hash=self._current.spec.spec_hash,

@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -18,7 +18,7 @@ from clawstream.forgetting.forgotten import Forgotten
 from clawstream.log import configure_logging
 from clawstream.metrics import Metrics
 from clawstream.rendering.renderer import load_renderer
-from clawstream.settings import load_settings
+from clawstream.settings import EXIT_CODE_WRONG_SETTINGS, load_settings
 from clawstream.stages import TEACHER
 from clawstream.topics import FORGOTTEN, SAMPLES, SCORES, TEACHER_DLQ, TURNS, full_name
 from clawstream.worker.waiting import wait_for_topics
@@ -26,9 +26,6 @@ from clawstream.worker_process import run_worker, stage_worker, stop_on_signals
 from services.teacher.handler import TeacherHandler
 from services.teacher.settings import TeacherSettings
 from services.teacher.start import start_signals
-
-WRONG_SETTINGS_EXIT_CODE: Final = 2
-"""Tells the supervisor that starting again would not help."""
 
 
 def main(
@@ -43,7 +40,7 @@ def main(
         asyncio.run(run(settings))
     except (SettingsError, TeacherUnfit) as error:
         sys.stderr.write(f"teacher: {error}\n")
-        sys.exit(WRONG_SETTINGS_EXIT_CODE)
+        sys.exit(EXIT_CODE_WRONG_SETTINGS)
     except ClawstreamError as error:
         sys.exit(f"teacher: {error}")
 

@@ -6,6 +6,7 @@ One safetensors file per step. Arrays of all samples are end to end, with bounds
 document (`clawstream`) with the sample ids. The same batch always gives the same bytes, so its sha256 names it.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,11 @@ class ArchivedBatch:
 
 
 class BatchArchive:
-    """The batches of one training run: `directory/step-00000012.safetensors`."""
+    """The batches of one policy: `directory/LINEAGE/step-00000012.safetensors`.
+
+    A lineage that goes on from an older checkpoint, or from none, makes steps of the same numbers again; what the lost
+    ones trained is named by events on the log, so it stays.
+    """
 
     def __init__(self, directory: Path, *, keep: int | None = None) -> None:
         """`keep` newest batches stay; None keeps all. Raises ValueError when it is below 1."""
@@ -45,19 +50,15 @@ class BatchArchive:
         self._directory = directory
         self._keep = keep
 
-    def write(self, step: int, samples: Sequence[TrainingSample]) -> ArchivedBatch:
-        """Archives a batch, synced to the disk; the same step is replaced. Raises OSError when it cannot."""
-        self._directory.mkdir(parents=True, exist_ok=True)
-        path = self._directory / f"step-{step:08d}.safetensors"
-        document = {
-            "format": _FORMAT,
-            "step": step,
-            "sample_ids": [sample.sample_id for sample in samples],
-            "rollout_ids": [sample.rollout_id for sample in samples],
-        }
-        replace_file(path, save(_to_arrays(samples), metadata={"clawstream": orjson.dumps(document).decode()}))
+    def write(self, lineage: str, step: int, samples: Sequence[TrainingSample]) -> ArchivedBatch:
+        """Archives a batch, synced to the disk; the same step of the lineage is replaced. Raises OSError."""
+        path = self._directory / lineage / f"step-{step:08d}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(path, step, samples)
         if self._keep is not None:
-            for old in sorted(self._directory.glob("step-*.safetensors"))[: -self._keep]:
+            # By time: a lineage that begins anew has lower numbers than what it replaces.
+            written = self._directory.rglob("step-*.safetensors")
+            for old in sorted(written, key=lambda each: (each.stat().st_mtime_ns, each.name))[: -self._keep]:
                 old.unlink()
         return ArchivedBatch(path, sha256_of_file(path))
 
@@ -113,7 +114,20 @@ def rewrite_without(path: Path, sha256: str, sample_ids: frozenset[str]) -> str:
     if not samples:
         raise ValueError(f"archived batch {path} would be empty: remove it instead")
     step = int(path.stem.rpartition("-")[2])
-    return BatchArchive(path.parent).write(step, samples).sha256
+    written_at = path.stat()
+    _write(path, step, samples)
+    os.utime(path, ns=(written_at.st_atime_ns, written_at.st_mtime_ns))  # it is as old as before: retention asks
+    return sha256_of_file(path)
+
+
+def _write(path: Path, step: int, samples: Sequence[TrainingSample]) -> None:
+    document = {
+        "format": _FORMAT,
+        "step": step,
+        "sample_ids": [sample.sample_id for sample in samples],
+        "rollout_ids": [sample.rollout_id for sample in samples],
+    }
+    replace_file(path, save(_to_arrays(samples), metadata={"clawstream": orjson.dumps(document).decode()}))
 
 
 def _to_arrays(samples: Sequence[TrainingSample]) -> dict[str, NDArray[Any]]:

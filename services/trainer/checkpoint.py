@@ -134,7 +134,9 @@ class CheckpointStore:
         return sorted(self._root.glob("step-*")) if self._root.is_dir() else []
 
     def _remove_surplus(self) -> None:
-        for directory in self._directories()[: -self._keep]:
+        # By time, not by step: a run that found no good one begins at step 0 beside the torn ones of higher numbers.
+        by_age = sorted(self._directories(), key=lambda each: (each.stat().st_mtime_ns, each.name))
+        for directory in by_age[: -self._keep]:
             remove_directory(directory)
         for leftover in self._root.glob(f"{PARTIAL_PREFIX}step-*"):  # of a killed process; this one has none open
             remove_directory(leftover)

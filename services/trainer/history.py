@@ -9,8 +9,10 @@ from clawstream.errors import BrokerUnavailable
 from clawstream.weights.pointer import PointerFold
 from schemas.events import TrainStepEvent, WeightPointerEvent, WeightVersionEvent
 
-_STEPS_READ_BACK = 200
-"""Offsets of `train-steps` that are read at the start: more than a checkpoint can leave unannounced."""
+MAX_UNANNOUNCED_STEPS = 100
+"""A checkpoint leaves no more of them: so many of the policy's last steps must be known at the start."""
+_FIRST_WINDOW = 2 * MAX_UNANNOUNCED_STEPS
+"""Offsets of `train-steps` looked at from its end; ten times more each time that other policies' steps fill them."""
 _MAX_RECORDS = 500
 _WAIT_SECONDS = 0.5
 _MAX_SILENT_POLLS = 20
@@ -67,9 +69,22 @@ def read_history(bus: Bus, *, weights_topic: str, train_steps_topic: str, policy
     history = History(policy)
     for record in _records(bus, TopicPartition(weights_topic, 0), None):
         history.apply(record)
-    for record in _records(bus, TopicPartition(train_steps_topic, 0), _STEPS_READ_BACK):
-        history.apply(record)
+    partition, window, is_enough = TopicPartition(train_steps_topic, 0), _FIRST_WINDOW, False
+    while not is_enough:
+        for record in _records(bus, partition, window):
+            history.apply(record)
+        is_enough = len(history.steps) >= MAX_UNANNOUNCED_STEPS or window >= _length(bus, partition)
+        window *= 10
     return history
+
+
+def _length(bus: Bus, partition: TopicPartition) -> int:
+    reader = bus.reader()
+    try:
+        first, end = reader.watermarks(partition)
+        return end - first
+    finally:
+        reader.close()
 
 
 def _records(bus: Bus, partition: TopicPartition, last_offsets: int | None) -> Iterator[Record]:

@@ -120,7 +120,7 @@ class TrainerLoop:
         result: StepResult | None = None
         if batch.candidates:
             samples = [candidate.sample for candidate in batch.candidates]
-            archived = self._archive.write(step, samples)
+            archived = self._archive.write(before.lineage, step, samples)
             if not inspection.held:
                 rate = self._schedule.at(self._policy.num_updates) * self._guards.learning_rate_factor
                 result = self._policy.train_step(samples, archived, rate, self._guards.controls())

@@ -79,6 +79,6 @@ class Store(Protocol):
 class Archive(Protocol):
     """The batches as they were trained."""
 
-    def write(self, step: int, samples: Sequence[TrainingSample]) -> ArchivedBatch:
-        """Keeps a batch; the same step is replaced."""
+    def write(self, lineage: str, step: int, samples: Sequence[TrainingSample]) -> ArchivedBatch:
+        """Keeps a batch; the same step of the lineage is replaced."""
         ...

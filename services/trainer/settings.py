@@ -8,6 +8,7 @@ from clawstream.settings import ConfigPath, Section, ServiceSettings
 from services.trainer.advantages import AdvantageMode
 from services.trainer.algorithms.options import LearningSignal, learning_signal, options_of
 from services.trainer.guards.settings import GuardsSection, contradictions
+from services.trainer.history import MAX_UNANNOUNCED_STEPS
 from services.trainer.learning_rate import LearningRateSchedule
 
 
@@ -163,7 +164,7 @@ class TrainerSettings(ServiceSettings):
     optimizer: OptimizerSection = OptimizerSection()
     """AdamW."""
 
-    checkpoint_every_steps: int = Field(default=1, ge=1)
+    checkpoint_every_steps: int = Field(default=1, ge=1, le=MAX_UNANNOUNCED_STEPS)
     """Steps from one checkpoint to the next. Versions are published from checkpoints only, so that no published weights
     can be lost; the steps since the last one are repeated after a crash."""
     checkpoints_keep: int = Field(default=2, ge=2)

@@ -97,7 +97,7 @@ class ParallelAdamW:
         )
         for group in self._groups:
             self._adam.state[group.main] = {
-                "step": torch.zeros(()),
+                "step": torch.zeros((), device=group.main.device),  # the fused kernel reads it where it runs
                 **{moment: torch.zeros_like(group.main) for moment in MOMENTS},
             }
 

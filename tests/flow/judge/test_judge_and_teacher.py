@@ -216,8 +216,8 @@ def test_a_wrong_setting_is_named_and_ends_the_process(
     log: JudgedLog, rules: str, start_service: Callable[..., ServiceProcess]
 ) -> None:
     judge = start_service("judge", rules + "votez = 3\n")
-    assert judge.process.wait(PATIENCE_SECONDS) == 1
+    assert judge.process.wait(PATIENCE_SECONDS) == 2
     assert "judge.votez" in judge.text()
     missing = start_service("judge", rules.replace('backend = "rules"', 'backend = "likelihood", model = "m"'))
-    assert missing.process.wait(PATIENCE_SECONDS) == 1
+    assert missing.process.wait(PATIENCE_SECONDS) == 2
     assert "judge.model.urls" in missing.text()

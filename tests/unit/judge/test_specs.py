@@ -7,7 +7,7 @@ import pytest
 
 from clawstream.bus.interface import Record
 from clawstream.codec import encode
-from clawstream.errors import SettingsError
+from clawstream.errors import SettingsError, UnusableJudgeSpec
 from clawstream.log import get_logger
 from clawstream.settings import load_settings
 from schemas.events import ActiveJudgeSpecEvent
@@ -125,7 +125,7 @@ def test_the_settings_count_until_another_spec_is_promoted() -> None:
 
 def test_a_promoted_spec_that_cannot_be_put_to_work_is_an_error_and_not_ignored() -> None:
     judges = ActiveJudges(JudgeSpec(), Made(), logger=get_logger())
-    with pytest.raises(SettingsError, match="does not exist"):
+    with pytest.raises(UnusableJudgeSpec, match=r"epoch 1.*does not exist"):
         judges.apply(promotion(1, 0, prompt="nosuch"))
     assert judges.current.promotion_epoch == 0
 

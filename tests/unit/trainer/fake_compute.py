@@ -143,7 +143,7 @@ class FakeArchive:
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
 
-    def write(self, step: int, samples: Sequence[TrainingSample]) -> ArchivedBatch:
+    def write(self, lineage: str, step: int, samples: Sequence[TrainingSample]) -> ArchivedBatch:
         self._faults.at("before archive")
         self._faults.at("after archive")
-        return ArchivedBatch(Path(f"/batches/{step}.safetensors"), f"{step:064x}")
+        return ArchivedBatch(Path(f"/batches/{lineage}/{step}.safetensors"), f"{step:064x}")

@@ -15,7 +15,7 @@ from tests.unit.trainer.tiny_models import random_samples
 def test_a_batch_comes_back_exactly(tmp_path: Path) -> None:
     samples = random_samples([1.0, -0.25, 0.0], temperature=0.7)
     samples[1].rl_mask[0] = False
-    archived = BatchArchive(tmp_path).write(3, samples)
+    archived = BatchArchive(tmp_path).write("lineage", 3, samples)
     found = read_batch(archived.path, archived.sha256)
     assert [sample.sample_id for sample in found] == ["sample-0", "sample-1", "sample-2"]
     for before, after in zip(samples, found, strict=True):
@@ -41,7 +41,7 @@ def test_teachers_advantages_and_rollouts_come_back_exactly(tmp_path: Path) -> N
         replace_sample(hinted, teacher=teacher(hinted, top=targets(hinted, 3))),
         replace_sample(both, teacher=teacher(both, top=targets(both, 2), support=targets(both, 4)), advantage=0.0),
     ]
-    archived = BatchArchive(tmp_path).write(3, samples)
+    archived = BatchArchive(tmp_path).write("lineage", 3, samples)
     found = read_batch(archived.path, archived.sha256)
     assert [sample.rollout_id for sample in found] == ["r", "", ""]
     assert [sample.advantage for sample in found] == [0.25, None, 0.0]
@@ -60,14 +60,14 @@ def test_teachers_advantages_and_rollouts_come_back_exactly(tmp_path: Path) -> N
 
 
 def test_the_same_batch_has_the_same_checksum(tmp_path: Path) -> None:
-    first = BatchArchive(tmp_path / "a").write(3, random_samples([1.0, -1.0]))
-    second = BatchArchive(tmp_path / "b").write(3, random_samples([1.0, -1.0]))
-    other = BatchArchive(tmp_path / "c").write(3, random_samples([1.0, 1.0]))
+    first = BatchArchive(tmp_path / "a").write("lineage", 3, random_samples([1.0, -1.0]))
+    second = BatchArchive(tmp_path / "b").write("lineage", 3, random_samples([1.0, -1.0]))
+    other = BatchArchive(tmp_path / "c").write("lineage", 3, random_samples([1.0, 1.0]))
     assert first.sha256 == second.sha256 != other.sha256
 
 
 def test_a_changed_or_missing_batch_is_refused(tmp_path: Path) -> None:
-    archived = BatchArchive(tmp_path).write(1, random_samples([1.0]))
+    archived = BatchArchive(tmp_path).write("lineage", 1, random_samples([1.0]))
     content = archived.path.read_bytes()
     archived.path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(BlobError, match="checksum"):
@@ -80,16 +80,27 @@ def test_a_changed_or_missing_batch_is_refused(tmp_path: Path) -> None:
 def test_only_the_newest_batches_stay(tmp_path: Path) -> None:
     archive = BatchArchive(tmp_path, keep=2)
     for step in (1, 2, 9, 10):
-        archive.write(step, random_samples([1.0]))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "step-00000009.safetensors",
-        "step-00000010.safetensors",
-    ]
+        archive.write("lineage", step, random_samples([1.0]))
+    assert kept(tmp_path) == ["lineage/step-00000009.safetensors", "lineage/step-00000010.safetensors"]
+
+
+def test_a_lineage_that_begins_anew_replaces_nothing_and_its_batches_stay(tmp_path: Path) -> None:
+    archive = BatchArchive(tmp_path, keep=2)
+    lost = archive.write("lost", 9, random_samples([1.0]))
+    archive.write("new", 1, random_samples([-1.0]))
+    newest = archive.write("new", 9, random_samples([-1.0]))
+    assert kept(tmp_path) == ["new/step-00000001.safetensors", "new/step-00000009.safetensors"]
+    assert [sample.reward for sample in read_batch(newest.path, newest.sha256)] == [-1.0]
+
+    whole = BatchArchive(tmp_path)
+    assert whole.write("lost", 9, random_samples([1.0])) == lost
+    whole.write("another", 9, random_samples([0.5]))
+    assert [sample.reward for sample in read_batch(lost.path, lost.sha256)] == [1.0]
 
 
 def test_a_batch_without_some_samples_is_rewritten_in_place(tmp_path: Path) -> None:
     samples = random_samples([1.0, -0.25, 0.0], temperature=0.7)
-    archived = BatchArchive(tmp_path).write(3, samples)
+    archived = BatchArchive(tmp_path).write("lineage", 3, samples)
     new_sha256 = rewrite_without(archived.path, archived.sha256, frozenset({"sample-1"}))
     assert new_sha256 != archived.sha256
     left = read_batch(archived.path, new_sha256)
@@ -99,3 +110,7 @@ def test_a_batch_without_some_samples_is_rewritten_in_place(tmp_path: Path) -> N
         rewrite_without(archived.path, archived.sha256, frozenset({"sample-0"}))
     with pytest.raises(ValueError, match="would be empty"):
         rewrite_without(archived.path, new_sha256, frozenset({"sample-0", "sample-2"}))
+
+
+def kept(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*.safetensors"))

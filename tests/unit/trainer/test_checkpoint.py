@@ -189,6 +189,20 @@ def test_only_the_newest_stay(new_policy: NewPolicy, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000010"]
 
 
+def test_what_a_new_run_writes_outlives_torn_checkpoints_of_higher_steps(new_policy: NewPolicy, tmp_path: Path) -> None:
+    taken = snapshot(new_policy())
+    store = CheckpointStore(tmp_path, keep=2)
+    for step in (8, 9):
+        store.save(taken, {}, step=step)
+        (tmp_path / f"step-{step:08d}" / "manifest.json").unlink()
+    assert store.latest_good() is None
+    for step in (0, 1):
+        store.save(taken, {}, step=step)
+        checkpoint = store.latest_good()
+        assert checkpoint is not None
+        assert checkpoint.step == step
+
+
 def test_keeping_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least 2"):
         CheckpointStore(tmp_path, keep=1)

@@ -202,7 +202,7 @@ def test_a_batch_becomes_a_version_and_an_event_that_names_everything() -> None:
     assert (step.metrics["effective_samples"], step.metrics["signal_share"]) == (2, pytest.approx(2 / 3))
     assert [(sample.principal, sample.sampling_temperature) for sample in step.samples] == [("alice", 1.0)] * 2
     assert (step.guards, step.knobs) == ([], {})
-    assert step.batch_uri == "file:///batches/1.safetensors"
+    assert step.batch_uri == f"file:///batches/{step.lineage}/1.safetensors"
     assert sum(step.next_offsets.values()) == 3
     version = world.versions()[-1]
     assert (version.weight_version, version.base_version, version.train_step_id) == (1, 0, step.train_step_id)

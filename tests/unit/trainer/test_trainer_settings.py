@@ -21,6 +21,7 @@ def trainer(**values: Any) -> TrainerSettings:
     [
         ({"max_sample_tokens": 100, "tokens_per_micro_batch": 50}, "exceeds tokens_per_micro_batch"),
         ({"batch_size": 2, "updates_per_batch": 3}, "updates_per_batch=3 exceeds batch_size=2"),
+        ({"checkpoint_every_steps": 101}, "less than or equal to 100"),
         ({"advantage": {"mode": "group"}}, "group_size must be given"),
         ({"advantage": {"group_size": 4}}, "group_size must be given"),
         ({"advantage": {"outcome_coefficient": 0, "step_coefficient": 0}}, "no reward would be left"),

@@ -211,6 +211,44 @@ async def test_no_transaction_is_open_while_the_index_is_waited_for(
     assert state.turn_id == first.turn_id
 
 
+async def test_a_reply_to_a_turn_whose_commit_was_not_answered_waits_for_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = MemoryBus()
+    create_topics(bus)
+    index_is_read = threading.Event()
+    index_is_read.set()
+    follower_stands = threading.Event()
+    consume = MemoryConsumer.consume
+
+    def consume_late(consumer: MemoryConsumer, max_records: int, timeout_seconds: float) -> list[Record]:
+        if threading.current_thread().name == "index-follower" and not index_is_read.is_set():
+            follower_stands.set()
+            index_is_read.wait(GIVE_UP_SECONDS)
+        return consume(consumer, max_records, timeout_seconds)
+
+    def without_answer(operation: str, when: str) -> None:
+        if (operation, when) == ("commit", "after"):
+            bus.set_fault(None)
+            raise BrokerUnavailable("injected")
+
+    monkeypatch.setattr(MemoryConsumer, "consume", consume_late)
+    async with running_gateway(bus, tmp_path) as gateway:
+        await until(gateway.conversations.is_ready)
+        await until(lambda: len(records_of(bus, OUTBOX)) == 1)
+        index_is_read.clear()
+        await until(follower_stands.is_set)
+        bus.set_fault(without_answer)
+        first = await gateway.answer([user("a")], "the first answer of all")
+        await until(lambda: len(records_of(bus, TURNS)) == 1)
+        await gateway.answer([user("a"), assistant("the first answer of all"), user("b")], "the second answer of all")
+        assert not gateway.conversations.drain.wait_until_drained(0.3)
+        index_is_read.set()
+        assert gateway.conversations.drain.wait_until_drained(GIVE_UP_SECONDS)
+    (state,) = (decode_as(record, NextStateEvent) for record in records_of(bus, NEXT_STATES))
+    assert state.turn_id == first.turn_id
+
+
 async def test_a_lost_disk_starts_a_new_outbox(tmp_path: Path) -> None:
     bus = MemoryBus()
     create_topics(bus)
