@@ -5,14 +5,14 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import torch
 import typer
 import uvicorn
 
 from clawstream.clock import SystemClock
-from clawstream.errors import ClawstreamError
+from clawstream.errors import ClawstreamError, SettingsError
 from clawstream.log import configure_logging
 from clawstream.settings import load_settings
 from services.engine.app import create_app
@@ -21,6 +21,9 @@ from services.engine.settings import EngineSettings
 
 DRAIN_SECONDS = 5
 """How long running answers may go on after SIGTERM."""
+
+WRONG_SETTINGS_EXIT_CODE: Final = 2
+"""The supervisor does not start a process again that ended so."""
 
 
 def main(
@@ -58,6 +61,9 @@ def main(
             overrides=overrides,
         )
         serve(settings)
+    except SettingsError as error:
+        sys.stderr.write(f"engine: {error}\n")
+        sys.exit(WRONG_SETTINGS_EXIT_CODE)
     except ClawstreamError as error:
         sys.exit(f"engine: {error}")
 

@@ -3,17 +3,20 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 import uvloop
 
 from clawstream.bus.kafka import KafkaBus
-from clawstream.errors import ClawstreamError
+from clawstream.errors import ClawstreamError, SettingsError
 from clawstream.log import configure_logging
 from clawstream.settings import load_settings
 from services.gateway.server import serve
 from services.gateway.settings import GatewaySettings
+
+WRONG_SETTINGS_EXIT_CODE: Final = 2
+"""The supervisor does not start a process again that ended so."""
 
 
 def main(
@@ -27,6 +30,9 @@ def main(
         )
         logger = configure_logging(settings.log, process=settings.name)
         code = uvloop.run(serve(settings, KafkaBus(settings.kafka, client_id=settings.name), logger))
+    except SettingsError as error:
+        sys.stderr.write(f"gateway: {error}\n")
+        sys.exit(WRONG_SETTINGS_EXIT_CODE)
     except (ClawstreamError, OSError) as error:
         sys.exit(f"gateway: {error}")
     sys.exit(code)

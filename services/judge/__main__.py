@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 import uvloop
@@ -14,7 +14,7 @@ from clawstream.bus.kafka import KafkaBus
 from clawstream.bus.topic_follower import TopicFollower
 from clawstream.clock import SystemClock
 from clawstream.engine.client import EngineTimeouts, HttpEngineClient
-from clawstream.errors import ClawstreamError
+from clawstream.errors import ClawstreamError, SettingsError
 from clawstream.forgetting.forgotten import Forgotten
 from clawstream.log import configure_logging
 from clawstream.metrics import Metrics
@@ -33,6 +33,9 @@ from services.judge.ledger import Ledger
 from services.judge.ledger_writer import LedgerWriter
 from services.judge.settings import JudgeSettings
 
+WRONG_SETTINGS_EXIT_CODE: Final = 2
+"""The supervisor does not start a process again that ended so."""
+
 
 def main(
     config: Annotated[Path | None, typer.Option(help="The TOML file.")] = None,
@@ -42,6 +45,9 @@ def main(
     try:
         settings = load_settings(JudgeSettings, section="judge", file=config, process=process, environment=os.environ)
         uvloop.run(run(settings, os.environ))
+    except SettingsError as error:
+        sys.stderr.write(f"judge: {error}\n")
+        sys.exit(WRONG_SETTINGS_EXIT_CODE)
     except ClawstreamError as error:
         sys.exit(f"judge: {error}")
 
