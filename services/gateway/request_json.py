@@ -10,6 +10,8 @@ from clawstream.errors import RequestRefused
 from clawstream.rendering.text import replace_lone_surrogates
 
 _MAX_INTEGER = 2**63 - 1
+MAX_DEPTH = 128
+"""Objects and lists inside each other. Serialisers stop at 254, and what is sent on or written wraps the body."""
 
 
 def parse_json_object(body: bytes) -> dict[str, Any]:
@@ -20,7 +22,22 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
         value = _parse_leniently(body)
     if not isinstance(value, dict):
         raise _malformed("the body must be a JSON object")
+    _refuse_deep(cast("dict[str, Any]", value))
     return cast("dict[str, Any]", value)
+
+
+def _refuse_deep(value: dict[str, Any]) -> None:
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        children = (
+            child
+            for item in level
+            for child in (cast("dict[str, Any]", item).values() if isinstance(item, dict) else item)
+        )
+        level = [child for child in children if isinstance(child, (dict, list))]
+        if not level:
+            return
+    raise _malformed(f"the body nests objects and lists more than {MAX_DEPTH} deep")
 
 
 def _parse_leniently(body: bytes) -> Any:

@@ -5,6 +5,8 @@ from typing import Any, cast
 
 from clawstream.errors import RequestRefused
 
+LARGEST_INTEGER = 2**63 - 1
+"""What engines and the log can hold: neither takes a whole number of more than 64 bits."""
 MAX_STOP_STRINGS = 16
 
 
@@ -70,6 +72,8 @@ def integer(body: Mapping[str, Any], name: str, *, low: int) -> int | None:
         raise refused(f"{name} must be a whole number", name)
     if value < low:
         raise refused(f"{name} is {value}; it must be at least {low}", name)
+    if value > LARGEST_INTEGER:
+        raise refused(f"{name} is {value}; it must be at most {LARGEST_INTEGER}", name)
     return value
 
 

@@ -33,7 +33,7 @@ from services.gateway.request_headers import (
     trace_id,
     turn_type,
 )
-from services.gateway.request_json import parse_json_object
+from services.gateway.request_json import MAX_DEPTH, parse_json_object
 from services.gateway.sampling import SamplingPlan, plan_sampling
 from services.gateway.settings import GatewaySettings
 from services.gateway.surfaces.answer_request import AnswerRequest
@@ -361,3 +361,24 @@ def test_every_error_has_a_status(error: Any, status: int, retry_after: str | No
 def test_an_engines_own_words_about_the_context_are_recognised() -> None:
     error = EngineRejected("x", status=400, body="Requested token count exceeds the model's maximum context length")
     assert to_refusal(error).code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("field", ["seed", "top_k", "min_tokens", "max_tokens", "max_completion_tokens"])
+def test_a_whole_number_that_no_engine_can_hold_is_refused_and_named(field: str) -> None:
+    for value in (2**63, 10**25):
+        body = parse_json_object(
+            b'{"messages": [{"role": "user", "content": "x"}], "%s": %d}' % (field.encode(), value)
+        )
+        with pytest.raises(RequestRefused, match="must be at most") as refusal:
+            read_chat_request(body)
+        assert (refusal.value.status, refusal.value.parameter) == (400, field)
+
+
+@pytest.mark.parametrize(("opened", "closed"), [(b"[", b"]"), (b'{"a":', b"}")])
+def test_a_body_that_could_not_be_written_again_is_refused(opened: bytes, closed: bytes) -> None:
+    for depth in (MAX_DEPTH, 200, 250, 300, 900, 100_000):
+        with pytest.raises(RequestRefused) as refusal:
+            parse_json_object(b'{"tools": ' + opened * depth + b"1" + closed * depth + b"}")
+        assert (refusal.value.status, refusal.value.code) == (400, "invalid_json")
+    fits = MAX_DEPTH - 1
+    assert parse_json_object(b'{"tools": ' + opened * fits + b"1" + closed * fits + b"}")
