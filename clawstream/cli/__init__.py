@@ -6,6 +6,7 @@ import typer
 
 from clawstream.cli import (
     archives,
+    audit,
     broker,
     dlq,
     doctor,
@@ -45,6 +46,7 @@ evaluate.register(app)
 archives.register(app)
 forget.register(app)
 importing.register(app)
+audit.register(app)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from schemas.events.llm_call import LlmCallEvent
 from schemas.events.next_state import NextStateEvent
 from schemas.events.sample import SampleEvent
 from schemas.events.score import ScoreEvent
+from schemas.events.skipped_inputs import SkippedInputsEvent
 from schemas.events.train_step import TrainStepEvent
 from schemas.events.turn import TurnEvent
 from schemas.events.turn_index import OutboxPositionEvent, TurnIndexEvent
@@ -22,6 +23,7 @@ EVENT_MODELS: MappingProxyType[str, type[Event]] = MappingProxyType(
             TurnEvent,
             NextStateEvent,
             ScoreEvent,
+            SkippedInputsEvent,
             SampleEvent,
             WeightVersionEvent,
             WeightPointerEvent,
@@ -49,6 +51,7 @@ __all__ = [
     "OutboxPositionEvent",
     "SampleEvent",
     "ScoreEvent",
+    "SkippedInputsEvent",
     "TrainStepEvent",
     "TurnEvent",
     "TurnIndexEvent",
