@@ -177,7 +177,8 @@ def _skips_without_cause(evidence: Evidence) -> Iterator[Violation]:
         SELECT topic, at_partition, at_offset, ends.partition, ends.offset, reason, skip
         FROM ends JOIN next_states USING (partition, offset)
         WHERE stage = 'judge' AND live AND id IS NOT NULL
-          AND ((kind = 'skip' AND (reason != coalesce(skip, ''))) OR (kind = 'output' AND skip IS NOT NULL))
+          AND ((kind = 'skip' AND reason IN ('session_end', 'untrainable_turn') AND reason != coalesce(skip, ''))
+               OR (kind = 'output' AND skip IS NOT NULL))
         ORDER BY 1, 2, 3"""
     for topic, at_partition, at_offset, partition, offset, reason, skip in evidence.memory.ask(query):
         found = f"skips it as {reason}" if reason else "scores it"
