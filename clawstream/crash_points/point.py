@@ -10,6 +10,7 @@ from clawstream.errors import SettingsError
 
 CRASH_AT: Final = "CLAWSTREAM_CRASH_AT"
 ALLOWED: Final = "CLAWSTREAM_CRASH_ALLOWED"
+SIGNAL: Final = "CLAWSTREAM_CRASH_SIGNAL"
 _YES: Final = "yes-this-is-a-test"
 
 AFTER_CONSUME: Final = "after-consume"
@@ -54,15 +55,15 @@ POINTS: Final = (
 """Every name there is."""
 
 
-def _kill_ourselves() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def _signal_ourselves(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
 
 
 class CrashPoint:
     """The one point at which this process ends. Thread-safe."""
 
-    def __init__(self, name: str, passes: int = 1, *, end: Callable[[], None] = _kill_ourselves) -> None:
-        """Ends when `name` is reached for the `passes`-th time, by `end` (as a power cut would)."""
+    def __init__(self, name: str, passes: int = 1, *, end: Callable[[], None]) -> None:
+        """Ends when `name` is reached for the `passes`-th time, by `end`."""
         self.name = name
         self._left = passes
         self._end = end
@@ -83,7 +84,8 @@ class CrashPoint:
 def crash_point(environment: Mapping[str, str]) -> CrashPoint | None:
     """The point that `CLAWSTREAM_CRASH_AT` names; None when it is not set.
 
-    Raises SettingsError for an unknown name, and unless `CLAWSTREAM_CRASH_ALLOWED` says that this is a test.
+    The process is killed as a power cut would, or with `CLAWSTREAM_CRASH_SIGNAL=SIGSTOP` becomes a zombie that may be
+    continued later. Raises SettingsError for an unknown name, and unless `CLAWSTREAM_CRASH_ALLOWED` says that this is a test.
     """
     wanted = environment.get(CRASH_AT)
     if wanted is None:
@@ -95,4 +97,7 @@ def crash_point(environment: Mapping[str, str]) -> CrashPoint | None:
         raise SettingsError(
             f"{CRASH_AT}={wanted}: expected NAME or NAME:N with N from 1, and NAME of {', '.join(POINTS)}"
         )
-    return CrashPoint(name, int(passes or 1))
+    number = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}.get(environment.get(SIGNAL, "SIGKILL"))
+    if number is None:
+        raise SettingsError(f"{SIGNAL}={environment[SIGNAL]}: expected SIGKILL or SIGSTOP")
+    return CrashPoint(name, int(passes or 1), end=lambda: _signal_ourselves(number))

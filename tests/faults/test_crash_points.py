@@ -158,7 +158,10 @@ def kafka_toml(broker: str, namespace: str) -> str:
 def test_a_worker_that_dies_there_loses_nothing_and_doubles_nothing(
     case: Case, log: JudgedLog, broker: str, namespace: str, start_service: StartService, chaos: Chaos
 ) -> None:
-    toml = kafka_toml(broker, namespace) + f"[{case.service}]\nworker = {{ max_results_per_transaction = 10, deadline_seconds = 420 }}\n"
+    toml = (
+        kafka_toml(broker, namespace)
+        + f"[{case.service}]\nworker = {{ max_results_per_transaction = 10, deadline_seconds = 420 }}\n"
+    )
     if case.service == "judge":
         toml += 'spec = { backend = "rules", rules = [["thanks", 1], ["no", -1]] }\n'
         inputs = write_next_states(log, range(INPUTS))

@@ -54,6 +54,11 @@ def test_every_point_can_be_chosen(name: str) -> None:
     assert found.name == name
 
 
+def test_a_wrong_signal_is_refused() -> None:
+    with pytest.raises(SettingsError, match="SIGSTOP"):
+        crash_point({"CLAWSTREAM_CRASH_AT": "after-begin", "CLAWSTREAM_CRASH_SIGNAL": "SIGTERM", **ALLOWED})
+
+
 def test_it_ends_at_the_nth_pass_and_only_at_its_name() -> None:
     ends: list[int] = []
     passed: list[int] = []
@@ -75,7 +80,7 @@ def test_a_producer_passes_its_points_in_order() -> None:
         def reach(self, name: str) -> None:
             passed.append(name)
 
-    producer = with_bus_crash(bus, Noting("none")).transactional_producer("id")
+    producer = with_bus_crash(bus, Noting("none", end=lambda: None)).transactional_producer("id")
     producer.begin()
     producer.produce(OutgoingRecord("topic", b"key", b"value"))
     producer.flush(1.0)
