@@ -85,7 +85,8 @@ def crash_point(environment: Mapping[str, str]) -> CrashPoint | None:
     """The point that `CLAWSTREAM_CRASH_AT` names; None when it is not set.
 
     The process is killed as a power cut would, or with `CLAWSTREAM_CRASH_SIGNAL=SIGSTOP` becomes a zombie that may be
-    continued later. Raises SettingsError for an unknown name, and unless `CLAWSTREAM_CRASH_ALLOWED` says that this is a test.
+    continued later. Raises SettingsError for an unknown name, and unless `CLAWSTREAM_CRASH_ALLOWED` says that this is
+    a test.
     """
     wanted = environment.get(CRASH_AT)
     if wanted is None:

@@ -1,4 +1,4 @@
-"""A process that stands still while others take over, and a broker that is away: nothing is lost, nothing comes twice."""
+"""A process that stands still while others take over, and a broker that is away: nothing lost, nothing twice."""
 
 import asyncio
 import signal
