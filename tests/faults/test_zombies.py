@@ -1,4 +1,4 @@
-"""A process that stands still in the middle of its work while another takes over: nothing is lost, nothing comes twice."""
+"""A process stands still in the middle of its work while another takes over: nothing is lost, nothing comes twice."""
 
 import signal
 import time
