@@ -164,10 +164,13 @@ def test_a_worker_that_dies_there_loses_nothing_and_doubles_nothing(
     )
     if case.service == "judge":
         toml += 'spec = { backend = "rules", rules = [["thanks", 1], ["no", -1]] }\n'
-        inputs = write_next_states(log, range(INPUTS))
-    else:
-        inputs = [delivery for _, delivery in write_scores(log, broker, range(INPUTS))]
-    due = positions(inputs)
+
+    def write(numbers: range) -> list[Delivery]:
+        if case.service == "judge":
+            return write_next_states(log, numbers)
+        return [delivery for _, delivery in write_scores(log, broker, numbers)]
+
+    inputs = write(range(INPUTS))
     second_opinion = KafkaLog(broker, namespace)
 
     def committed() -> dict[int, int]:
@@ -175,11 +178,12 @@ def test_a_worker_that_dies_there_loses_nothing_and_doubles_nothing(
 
     doomed = start_service(case.service, toml, case.environment)
     if case.point.endswith("revoke"):
-        wait_until(lambda: committed() == due, "all is handled", doomed)
+        wait_until(lambda: committed() == positions(inputs), "all is handled", doomed)
         doomed.process.send_signal(signal.SIGTERM)
     dies(doomed, case)
+    inputs += write(range(INPUTS, INPUTS + 20))  # So that there is something left to do, wherever it died.
     survivor = start_service(case.service, toml)
-    wait_until(lambda: committed() == due, "all is handled", survivor)
+    wait_until(lambda: committed() == positions(inputs), "all is handled", survivor)
     assert survivor.stop() == 0, survivor.text()
     second_opinion.close()
 
