@@ -6,6 +6,7 @@
 #                 (STUDY_OPTIONS="--mode opd --minutes 5" for a part of it; writes docs/study.md)
 #   make test     checks, unit, contract and flow tests (the last on a real broker)
 #   make check    lint, format, types
+#   make chaos    every process killed at every point, every fault, each time with an audit of the whole log
 #   make bench    the numbers of the README
 #   make setup    virtual environment and Apache Kafka's jars
 #   make clean    removes what the other targets made (not the data of a running system)
@@ -14,6 +15,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+# Some images forbid Python to keep what it compiled; then every process compiles torch again.
+export PYTHONDONTWRITEBYTECODE :=
 
 # The first Python that is new enough; PYTHON=... chooses another.
 PYTHON ?= $(shell for candidate in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -25,7 +28,7 @@ PYTEST_OPTIONS ?=
 DEMO_OPTIONS ?=
 STUDY_OPTIONS ?=
 
-.PHONY: help setup demo study test check bench clean
+.PHONY: help setup demo study test check chaos bench clean
 
 help:
 	@sed -n 's/^#   make /make /p' Makefile
@@ -67,6 +70,9 @@ check: $(VENV)/.packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+chaos: setup models/smollm2
+	$(BIN)/python -m pytest tests/faults $(PYTEST_OPTIONS)
 
 bench: setup models/smollm2
 	$(BIN)/python -m benchmarks

@@ -115,6 +115,10 @@ class TransactionOutcomeUnknown(BusError):  # noqa: N818
     """Nobody answered the end of a transaction in time: it may have committed or not."""
 
 
+class OpenTransaction(BusError):  # noqa: N818 - reads as the condition it names
+    """A transaction stays open longer than any may, and hides what comes after it from every reader."""
+
+
 class OffsetNotRetained(BusError):  # noqa: N818
     """An offset to be read is not on the log: removed by retention or compaction, or beyond the end.
 

@@ -13,8 +13,9 @@ from clawstream.metrics import Metrics
 from clawstream.operations_server import OperationsServer
 from clawstream.settings import ServiceSettings
 from clawstream.stages import Stage
-from clawstream.topics import full_name
+from clawstream.topics import SKIPS, full_name
 from clawstream.worker.handler import Handler
+from clawstream.worker.outcome_records import SkipRecords
 from clawstream.worker.settings import WorkerSettings
 from clawstream.worker.worker import EosWorker
 
@@ -71,6 +72,7 @@ def stage_worker(
         metrics=metrics,
         clock=clock,
         logger=logger,
+        skips=SkipRecords(full_name(namespace, SKIPS), stage.name, f"{stage.name}/{settings.name}"),
     )
 
 

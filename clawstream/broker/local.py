@@ -56,19 +56,22 @@ class LocalBroker:
         *,
         environment: Mapping[str, str] | None = None,
         ends_with_parent: bool = False,
+        advertised_port: int | None = None,
         new_id: IdSource = uuid.uuid4,
     ) -> None:
         """`port`: None keeps the port of the last start, or picks a free one the first time.
 
         `ends_with_parent`: the kernel ends the broker when the thread that started it ends (Linux with setpriv; without
-        effect elsewhere). For tests, so that a killed test run leaves no broker behind. `new_id` gives the cluster's
-        identity when the data directory is formatted.
+        effect elsewhere). For tests, so that a killed test run leaves no broker behind. `advertised_port` is what
+        clients are told when something stands between them and the broker. `new_id` gives the cluster's identity when
+        the data directory is formatted.
         """
         self._directory = data_directory.resolve()
         self._requested_port = port
         self._environment = dict(os.environ if environment is None else environment)
         self._ends_with_parent = ends_with_parent
         self._child: subprocess.Popen[bytes] | None = None
+        self._advertised_port = advertised_port
         self._new_id = new_id
 
     @property
@@ -130,6 +133,7 @@ class LocalBroker:
             render_server_properties(
                 (deploy / "server.properties").read_text(encoding="utf-8"),
                 port=port,
+                advertised_port=self._advertised_port,
                 controller_port=controller_port,
                 log_directory=self._directory / "data",
             ),

@@ -6,6 +6,7 @@ import typer
 
 from clawstream.cli import (
     archives,
+    audit,
     broker,
     dlq,
     doctor,
@@ -49,6 +50,7 @@ forget.register(app)
 importing.register(app)
 trace.register(app)
 service_commands.register(app)
+audit.register(app)
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ EXTRA_MODULES: Mapping[str, tuple[str, ...]] = {
     "engine": ("fastapi", "uvicorn", "uvloop", "torch", "transformers", "safetensors", "gguf", "accelerate"),
     "trainer": ("torch", "megatron", "mbridge", "einops", "transformers", "safetensors"),
     "archives": ("pyarrow",),
+    "audit": ("kafka", "zstandard"),
     "demo": ("matplotlib",),
 }
 """Import names of what each extra of the package installs."""

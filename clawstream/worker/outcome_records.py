@@ -1,18 +1,22 @@
 """From outcomes to records, and what to do about a record that its topic refuses."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from clawstream.bus.interface import OutgoingRecord
 from clawstream.clock import Clock
-from clawstream.codec import header
+from clawstream.codec import encode, header
 from clawstream.dead_letters.letter import REDRIVE_COUNT
 from clawstream.errors import FatalBusError, RecordRejected
+from clawstream.ids import derive
 from clawstream.log import Logger
 from clawstream.metrics import Metrics
 from clawstream.worker.dead_letters import DeadLetterLimit, dead_letter_record, installed_version
 from clawstream.worker.outcomes import DeadLetter, Outcome, Output, Skip
 from clawstream.worker.tracker import Prefix, Ticket
+from schemas.events import SkippedInputsEvent
 
 _RESULTS: Final[Mapping[type[Outcome], str]] = {Output: "output", Skip: "skip", DeadLetter: "dead_letter"}
 
@@ -20,8 +24,10 @@ _RESULTS: Final[Mapping[type[Outcome], str]] = {Output: "output", Skip: "skip", 
 class OutcomeRecords:
     """Makes the records of a transaction."""
 
-    def __init__(self, *, dead_letter_topic: str, group: str, clock: Clock) -> None:
+    def __init__(self, *, dead_letter_topic: str, skips: "SkipRecords | None", group: str, clock: Clock) -> None:
+        """Without `skips`, skipped inputs leave no record."""
         self._dead_letter_topic = dead_letter_topic
+        self._skips = skips
         self._group = group
         self._clock = clock
         self._version = installed_version()
@@ -45,6 +51,9 @@ class OutcomeRecords:
                     now=self._clock.now(),
                 )
                 yield record, ticket
+        skipped = [(ticket, outcome) for ticket, outcome in prefix.results if isinstance(outcome, Skip)]
+        if self._skips is not None and skipped:
+            yield self._skips.record(skipped), skipped[0][0]
 
     def instead_of_refused(
         self, error: RecordRejected, records: Sequence[tuple[OutgoingRecord, Ticket]]
@@ -60,6 +69,38 @@ class OutcomeRecords:
         if refused.value is not None:
             return ticket, DeadLetter("oversize", error, without_value=True)
         raise FatalBusError(f"{ticket.record}: not even its headers fit into {self._dead_letter_topic}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class SkipRecords:
+    """Makes the record that says which inputs of a partition were skipped."""
+
+    topic: str
+    """Full name."""
+    stage: str
+    """Who skips: a consumer group's inputs are skipped by one stage."""
+    source: str
+    """The process: `judge/judge-0`."""
+
+    def record(self, skipped: Sequence[tuple[Ticket, Skip]]) -> OutgoingRecord:
+        """For some inputs, at least one, of one partition, in the order of the log. Its own partition is theirs."""
+        first = skipped[0][0].record
+        offsets_by_reason: defaultdict[str, list[int]] = defaultdict(list)
+        for ticket, skip in skipped:
+            offsets_by_reason[skip.reason].append(ticket.record.offset)
+        return encode(
+            SkippedInputsEvent(
+                stage=self.stage,
+                topic=first.topic,
+                partition=first.partition,
+                offsets_by_reason=dict(offsets_by_reason),
+            ),
+            topic=self.topic,
+            key=self.stage,
+            event_id=derive("skipped-inputs", self.stage, first.topic, first.partition, first.offset),
+            source=self.source,
+            partition=first.partition,
+        )
 
 
 class OutcomeCounter:

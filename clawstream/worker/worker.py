@@ -24,7 +24,7 @@ from clawstream.worker.dead_letters import DeadLetterLimit
 from clawstream.worker.flush_policy import FlushPolicy
 from clawstream.worker.handler import Handler
 from clawstream.worker.handling import Failure, HandlerPool
-from clawstream.worker.outcome_records import OutcomeCounter, OutcomeRecords
+from clawstream.worker.outcome_records import OutcomeCounter, OutcomeRecords, SkipRecords
 from clawstream.worker.settings import WorkerSettings
 from clawstream.worker.tracker import Ticket, Tracker
 from clawstream.worker.waiting import wait_for_topics
@@ -60,12 +60,16 @@ class EosWorker:
         metrics: Metrics,
         clock: Clock,
         logger: Logger,
+        skips: SkipRecords | None = None,
     ) -> None:
-        """Topics are full names. `instance` and `transactional_id` must be stable over restarts of this process."""
+        """Topics are full names. `instance` and `transactional_id` must be stable over restarts of this process.
+
+        With `skips`, a record says which inputs were skipped.
+        """
         self._bus = bus
         self._handler = handler
         self._input_topics = tuple(input_topics)
-        self._dead_letter_topic = dead_letter_topic
+        self._output_topics = (dead_letter_topic, *((skips.topic,) if skips is not None else ()))
         self._group = group
         self._instance = instance
         self._settings = settings
@@ -77,7 +81,7 @@ class EosWorker:
         # As many may wait as are under way: then a handler that is done finds work at once.
         self._backpressure = Backpressure(settings.window_per_partition, capacity=2 * settings.max_in_flight)
         self._flush_policy = FlushPolicy(settings.flush_ceiling_seconds, settings.flush_results)
-        self._records = OutcomeRecords(dead_letter_topic=dead_letter_topic, group=group, clock=clock)
+        self._records = OutcomeRecords(dead_letter_topic=dead_letter_topic, skips=skips, group=group, clock=clock)
         limit = DeadLetterLimit(max_share=settings.max_dead_letter_share, window=settings.dead_letter_window)
         self._counter = OutcomeCounter(metrics=metrics, logger=logger, limit=limit)
         self._stop = threading.Event()
@@ -136,7 +140,7 @@ class EosWorker:
             ended.set_result(None)
 
     def _read_and_commit(self) -> None:
-        topics = [*self._input_topics, self._dead_letter_topic]
+        topics = [*self._input_topics, *self._output_topics]
         if not wait_for_topics(self._bus, topics, stop=self._stop, logger=self._log):
             return
         if not self._first_producer():

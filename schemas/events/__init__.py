@@ -11,6 +11,7 @@ from schemas.events.next_state import NextStateEvent
 from schemas.events.replay import ReplayScoreEvent
 from schemas.events.sample import SampleEvent
 from schemas.events.score import ScoreEvent
+from schemas.events.skipped_inputs import SkippedInputsEvent
 from schemas.events.train_step import TrainStepEvent
 from schemas.events.turn import TurnEvent
 from schemas.events.turn_index import OutboxPositionEvent, TurnIndexEvent
@@ -24,6 +25,7 @@ EVENT_MODELS: MappingProxyType[str, type[Event]] = MappingProxyType(
             NextStateEvent,
             ScoreEvent,
             ReplayScoreEvent,
+            SkippedInputsEvent,
             SampleEvent,
             WeightVersionEvent,
             WeightPointerEvent,
@@ -52,6 +54,7 @@ __all__ = [
     "ReplayScoreEvent",
     "SampleEvent",
     "ScoreEvent",
+    "SkippedInputsEvent",
     "TrainStepEvent",
     "TurnEvent",
     "TurnIndexEvent",

@@ -9,6 +9,7 @@ import typer
 import uvloop
 
 from clawstream.bus.kafka import KafkaBus
+from clawstream.crash_points import crash_point, with_bus_crash
 from clawstream.errors import ClawstreamError, SettingsError
 from clawstream.log import configure_logging
 from clawstream.settings import EXIT_CODE_WRONG_SETTINGS, load_settings
@@ -26,7 +27,9 @@ def main(
             GatewaySettings, section="gateway", file=config, process=process, environment=os.environ
         )
         logger = configure_logging(settings.log, process=settings.name)
-        code = uvloop.run(serve(settings, KafkaBus(settings.kafka, client_id=settings.name), logger))
+        crash = crash_point(os.environ)
+        bus = with_bus_crash(KafkaBus(settings.kafka, client_id=settings.name), crash)
+        code = uvloop.run(serve(settings, bus, logger, crash))
     except SettingsError as error:
         sys.stderr.write(f"gateway: {error}\n")
         sys.exit(EXIT_CODE_WRONG_SETTINGS)

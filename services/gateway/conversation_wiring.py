@@ -1,10 +1,11 @@
 """Opens the files of a gateway's conversations and wires everything."""
 
+import os
 from datetime import timedelta
 
-from clawstream.blobs import BlobStore
 from clawstream.bus.interface import Bus
 from clawstream.clock import Clock
+from clawstream.crash_points import CrashPoint, with_blob_crash, with_sync_crash
 from clawstream.ids import IdSource
 from clawstream.log import Logger
 from clawstream.metrics import Metrics
@@ -31,6 +32,7 @@ def build_conversations(
     id_source: IdSource,
     metrics: Metrics,
     logger: Logger,
+    crash: CrashPoint | None = None,
 ) -> GatewayConversations:
     """Opens the files of this gateway and wires everything. `start` must be called next.
 
@@ -53,6 +55,7 @@ def build_conversations(
         max_bytes=own.outbox_max_bytes,
         segment_bytes=own.outbox_segment_bytes,
         new_id=lambda: str(id_source()),
+        sync=with_sync_crash(os.fdatasync, crash),
     )
     store = TurnIndexStore(directory / "turn-index.sqlite", cache_bytes=own.index_cache_bytes)
     index = TurnIndex(store)
@@ -99,7 +102,9 @@ def build_conversations(
             placer=placer, turns_topic=topics.turns, source=source, max_next_state_bytes=own.max_event_bytes
         ),
         placer=placer,
-        blobs=TurnBlobs(BlobStore(own.blob_store_url or str(settings.data_directory / "blobs")), metrics, logger),
+        blobs=TurnBlobs(
+            with_blob_crash(own.blob_store_url or str(settings.data_directory / "blobs"), crash), metrics, logger
+        ),
         outbox=outbox,
         store=store,
         index=index,

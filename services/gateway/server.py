@@ -14,6 +14,7 @@ import uvicorn
 
 from clawstream.bus.interface import Bus
 from clawstream.clock import SystemClock
+from clawstream.crash_points import CrashPoint
 from clawstream.engine.client import HttpEngineClient
 from clawstream.errors import SettingsError
 from clawstream.log import Logger
@@ -46,7 +47,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve(settings: GatewaySettings, bus: Bus, logger: Logger) -> int:
+async def serve(settings: GatewaySettings, bus: Bus, logger: Logger, crash: CrashPoint | None = None) -> int:
     """Serves until SIGTERM, SIGINT or a failure that only a new process can mend. Returns the exit code.
 
     Raises SettingsError, ContractError (the model directory) and OSError (a port is taken) at start.
@@ -77,7 +78,7 @@ async def serve(settings: GatewaySettings, bus: Bus, logger: Logger) -> int:
         )
         for engine in settings.engines
     }
-    conversations = build_conversations(settings, bus, clock, uuid.uuid4, metrics, logger)
+    conversations = build_conversations(settings, bus, clock, uuid.uuid4, metrics, logger, crash)
     gate = build_gate(
         gateway=settings.name,
         policy=settings.policy,

@@ -13,6 +13,7 @@ import uvloop
 from clawstream.bus.kafka import KafkaBus
 from clawstream.bus.topic_follower import TopicFollower
 from clawstream.clock import SystemClock
+from clawstream.crash_points import crash_point, with_bus_crash, with_handler_crash
 from clawstream.errors import ClawstreamError, SettingsError
 from clawstream.forgetting.forgotten import Forgotten
 from clawstream.log import configure_logging
@@ -53,7 +54,8 @@ async def run(settings: JudgeSettings, environment: Mapping[str, str]) -> None:
     clock, metrics = SystemClock(), Metrics()
     factory = backend_factory(settings, environment)
     judges = ActiveJudges(settings.spec, factory.make, logger=logger)
-    bus = KafkaBus(settings.kafka, client_id=settings.name)
+    crash = crash_point(environment)
+    bus = with_bus_crash(KafkaBus(settings.kafka, client_id=settings.name), crash)
     topics = [full_name(namespace, topic) for topic in (CONFIG, FORGOTTEN, LLM_CALLS, NEXT_STATES, SCORES, JUDGE_DLQ)]
     async with stop_on_signals() as stop:
         if not await asyncio.to_thread(wait_for_topics, bus, topics, stop=stop, logger=logger):
@@ -85,7 +87,14 @@ async def run(settings: JudgeSettings, environment: Mapping[str, str]) -> None:
             forgotten=forgotten,
         )
         worker = stage_worker(
-            bus, handler, JUDGE, settings, settings.worker, metrics=metrics, clock=clock, logger=logger
+            bus,
+            with_handler_crash(handler, crash),
+            JUDGE,
+            settings,
+            settings.worker,
+            metrics=metrics,
+            clock=clock,
+            logger=logger,
         )
         judge = judges.current
         logger.info(

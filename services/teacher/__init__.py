@@ -1,4 +1,4 @@
 """The teacher: turns a score and its turn into a sample.
 
-Reads: scores, turns. Writes: samples, teacher.dlq.
+Reads: scores, turns. Writes: samples, teacher.dlq, skips.
 """

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from clawstream.bus.kafka import KafkaBus
 from clawstream.bus.record_fetcher import RecordFetcher
 from clawstream.bus.topic_follower import TopicFollower
 from clawstream.clock import SystemClock
+from clawstream.crash_points import crash_point, with_bus_crash, with_handler_crash
 from clawstream.engine.client import EngineTimeouts, HttpEngineClient
 from clawstream.errors import ClawstreamError, SettingsError, TeacherUnfit
 from clawstream.forgetting.forgotten import Forgotten
@@ -37,7 +39,7 @@ def main(
         settings = load_settings(
             TeacherSettings, section="teacher", file=config, process=process, environment=os.environ
         )
-        asyncio.run(run(settings))
+        asyncio.run(run(settings, os.environ))
     except (SettingsError, TeacherUnfit) as error:
         sys.stderr.write(f"teacher: {error}\n")
         sys.exit(EXIT_CODE_WRONG_SETTINGS)
@@ -45,12 +47,13 @@ def main(
         sys.exit(f"teacher: {error}")
 
 
-async def run(settings: TeacherSettings) -> None:
+async def run(settings: TeacherSettings, environment: Mapping[str, str]) -> None:
     """Teaches until SIGTERM or SIGINT. Raises ClawstreamError when it cannot go on."""
     logger = configure_logging(settings.log, process=settings.name)
     namespace = settings.kafka.namespace
     clock, metrics = SystemClock(), Metrics()
-    bus = KafkaBus(settings.kafka, client_id=settings.name)
+    crash = crash_point(environment)
+    bus = with_bus_crash(KafkaBus(settings.kafka, client_id=settings.name), crash)
     topics = [full_name(namespace, topic) for topic in (TURNS, SCORES, SAMPLES, FORGOTTEN, TEACHER_DLQ)]
     async with stop_on_signals() as stop:
         if not await asyncio.to_thread(wait_for_topics, bus, topics, stop=stop, logger=logger):
@@ -82,7 +85,14 @@ async def run(settings: TeacherSettings) -> None:
             forgotten=forgotten,
         )
         worker = stage_worker(
-            bus, handler, TEACHER, settings, settings.worker, metrics=metrics, clock=clock, logger=logger
+            bus,
+            with_handler_crash(handler, crash),
+            TEACHER,
+            settings,
+            settings.worker,
+            metrics=metrics,
+            clock=clock,
+            logger=logger,
         )
         try:
             await run_worker(worker, settings, stop=stop, metrics=metrics, logger=logger)

@@ -15,6 +15,7 @@ import torch
 
 from clawstream.bus.kafka import KafkaBus
 from clawstream.clock import SystemClock
+from clawstream.crash_points import crash_point, with_bus_crash
 from clawstream.errors import BusError, ClawstreamError, FatalBusError, Fenced, SettingsError
 from clawstream.log import Logger, configure_logging
 from clawstream.metrics import Metrics
@@ -24,6 +25,7 @@ from clawstream.weights.manifest import verify
 from services.trainer.assembly import Surroundings, Trainer, trainer_history
 from services.trainer.batch_archive import BatchArchive
 from services.trainer.checkpoint import CheckpointStore
+from services.trainer.crashing_store import with_store_crash
 from services.trainer.disk_store import DiskStore
 from services.trainer.engine import cpu_platform
 from services.trainer.engine.adapter_weights import CONFIG_NAME
@@ -112,9 +114,9 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
                 f"another trainer uses {root}; two of them would train the same samples twice: stop one"
             ) from error
         logger.info("starts", operations_port=operations.port, data=str(root))
-        around = Surroundings(
-            KafkaBus(settings.kafka, client_id=settings.name), SystemClock(), metrics, logger, report, stop
-        )
+        crash = crash_point(os.environ)
+        bus = with_bus_crash(KafkaBus(settings.kafka, client_id=settings.name), crash)
+        around = Surroundings(bus, SystemClock(), metrics, logger, report, stop)
         checkpoints = CheckpointStore(
             root / "checkpoints",
             keep=settings.checkpoints_keep,
@@ -125,7 +127,7 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
             settings,
             around,
             policy=policy,
-            store=DiskStore(checkpoints, weights, settings.model),
+            store=with_store_crash(DiskStore(checkpoints, weights, settings.model), crash),
             archive=BatchArchive(root / "batches", keep=settings.batches_keep),
         )
         history = _history_when_there_is_a_broker(settings, around)

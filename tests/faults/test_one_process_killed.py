@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.faults.chaos import Chaos
 from tests.fixtures.system import RunningSystem, wait_for
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -18,7 +19,9 @@ CONVERSATIONS = 16
 
 
 @pytest.mark.parametrize("victim", ["broker", "engine-0", "gateway-0", "judge", "teacher", "trainer"])
-def test_nothing_is_lost_and_nothing_trained_twice(start_system: Callable[..., RunningSystem], victim: str) -> None:
+def test_nothing_is_lost_and_nothing_trained_twice(
+    start_system: Callable[..., RunningSystem], victim: str, chaos: Chaos
+) -> None:
     system = start_system(batch_size=4, max_batch_age_seconds=5.0, own_broker=victim == "broker")
     under_way = threading.Semaphore(0)
 
@@ -51,3 +54,5 @@ def test_nothing_is_lost_and_nothing_trained_twice(start_system: Callable[..., R
     versions = [step["weight_version"] for step in system.events("train-steps.v1") if step["weight_version"]]
     assert versions == sorted(set(versions)), "versions rise and none is used twice"
     wait_for(lambda: system.engine_version() == str(versions[-1]), "the newest version is in service")
+    chaos.audited(system.layout.kafka, system.layout.namespace)
+    chaos.counts.crashes_survived += 1
