@@ -156,6 +156,10 @@ class EngineUnavailable(EngineError, ConnectionError):  # noqa: N818
     """The engine refused the connection, could not be reached or answered 5xx. Another engine may serve."""
 
 
+class EngineUnreachable(EngineUnavailable):
+    """The connection could not be made, or broke. The message names the engine's address: for logs, not for users."""
+
+
 class EngineBusy(EngineUnavailable):
     """The engine has too much to do (429, 503). `retry_after_seconds` is its own advice, None when it gave none."""
 

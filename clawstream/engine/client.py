@@ -18,7 +18,14 @@ from clawstream.engine.interface import (
     ScoredTokens,
 )
 from clawstream.engine.wire import ChunkReader, parse_scores, parse_token_texts, parse_weight_version
-from clawstream.errors import EngineError, EngineProtocolError, EngineRejected, EngineTimeout, EngineUnavailable
+from clawstream.errors import (
+    EngineError,
+    EngineProtocolError,
+    EngineRejected,
+    EngineTimeout,
+    EngineUnavailable,
+    EngineUnreachable,
+)
 
 _MAX_ERROR_CHARACTERS = 2000
 """Of an engine's error body that is kept."""
@@ -113,7 +120,7 @@ class HttpEngineClient:
                         if chunk.finish_reason is not None:
                             return
                         wait_seconds = self._timeouts.idle_seconds
-        raise EngineUnavailable(f"engine {self._name}: the answer broke off after {tokens} tokens")
+        raise EngineUnreachable(f"engine {self._name}: the answer broke off after {tokens} tokens")
 
     async def _next_piece(self, response: aiohttp.ClientResponse, wait_seconds: float) -> bytes:
         while True:
@@ -290,7 +297,7 @@ class HttpEngineClient:
         except (aiohttp.ClientError, ConnectionError) as error:
             if isinstance(error, EngineError):
                 raise
-            raise EngineUnavailable(f"engine {self._name} at {self._base_url}{path}: {error}") from error
+            raise EngineUnreachable(f"engine {self._name} at {self._base_url}{path}: {error}") from error
 
     async def _raise_for_status(self, path: str, response: aiohttp.ClientResponse) -> None:
         body = await response.text(errors="replace")

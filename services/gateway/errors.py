@@ -10,6 +10,7 @@ from clawstream.errors import (
     EngineRejected,
     EngineTimeout,
     EngineUnavailable,
+    EngineUnreachable,
     NoEngineReady,
     OutboxError,
     RequestRefused,
@@ -45,8 +46,10 @@ def to_refusal(error: ClawstreamError) -> RequestRefused:
             retry_after_seconds=error.retry_after_seconds,
         )
     if isinstance(error, EngineUnavailable):
+        # The words of a broken connection name the engine's address, and agents read numbers in them as a status.
+        unreachable = isinstance(error, EngineUnreachable)
         return RequestRefused(
-            str(error),
+            "the connection to the engine was lost; please try again" if unreachable else str(error),
             status=503,
             error_type="service_unavailable_error",
             code="engine_unavailable",

@@ -16,6 +16,7 @@ from clawstream.errors import (
     NoEngineReady,
     RetryLater,
 )
+from clawstream.forgetting.forgotten import Forgotten
 from clawstream.log import Logger
 from clawstream.topics import SCORES_REPLAY, full_name
 from clawstream.worker.outcomes import Outcome, Skip
@@ -40,6 +41,7 @@ class ReplayHandler(JudgeHandler):
         *,
         max_timeouts: int,
         logger: Logger,
+        forgotten: Forgotten,
     ) -> None:
         super().__init__(
             judges,
@@ -49,6 +51,7 @@ class ReplayHandler(JudgeHandler):
             source=f"replay/{plan.name}",
             max_timeouts=max_timeouts,
             logger=logger,
+            forgotten=forgotten,
         )
         self._plan = plan
         self._replay_ledger = ledger

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from clawstream.bus.interface import Bus
 from clawstream.clock import Clock
+from clawstream.forgetting.forget import read_forgotten
 from clawstream.log import Logger
 from clawstream.metrics import Metrics
 from clawstream.topics import JUDGE_DLQ, NEXT_STATES, full_name
@@ -62,6 +63,7 @@ async def run_replay(
         ledger,
         max_timeouts=settings.model.max_timeouts,
         logger=logger,
+        forgotten=await asyncio.to_thread(read_forgotten, bus, plan.namespace),
     )
     worker = EosWorker(
         bus,

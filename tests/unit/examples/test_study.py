@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 import orjson
 import pytest
 import typer
-from click.testing import Result
 from typer.testing import CliRunner
 
 from clawstream.errors import SettingsError, SupervisorError
@@ -245,7 +244,7 @@ def test_an_interrupted_study_goes_on_where_it_was(tmp_path: Path, monkeypatch: 
     app.command()(study.main)
     page = tmp_path / "docs" / "study.md"
 
-    def start(*further: str) -> Result:
+    def start(*further: str):
         options = ["--minutes", "2", "--seeds", "2", "--mode", "binary", "--mode", "combine", *further]
         return CliRunner().invoke(app, [*options, "--directory", str(tmp_path / "r"), "--document", str(page)])
 

@@ -29,7 +29,7 @@ def original_run(policy: PolicyTrainer, model: Path, root: Path) -> tuple[list[R
     batches: list[RetrainingBatch] = []
     for step, rewards in enumerate(REWARDS, start=1):
         samples = random_samples(rewards, seed=step)
-        archived = archive.write(step, samples)
+        archived = archive.write("first", step, samples)
         result = policy.train_step(samples, SCHEDULE.at(policy.optimizer.num_updates))
         snapshot = policy.snapshot()
         assert snapshot is not None
@@ -109,7 +109,7 @@ def test_a_batch_of_other_bytes_is_not_trained(
     new_policy: NewPolicy, model_directory: Callable[[str], Path], tmp_path: Path
 ) -> None:
     model = model_directory("qwen3")
-    archived = BatchArchive(tmp_path / "batches").write(1, random_samples([1.0, -1.0]))
+    archived = BatchArchive(tmp_path / "batches").write("first", 1, random_samples([1.0, -1.0]))
     wrong = RetrainingBatch(1, ArchivedBatch(archived.path, "0" * 64), 1, "first")
     with pytest.raises(BlobError, match="checksum"):
         again(new_policy(), StartingWeights(model), [wrong], tmp_path / "again", model)

@@ -619,7 +619,7 @@ def test_a_batch_that_a_guard_holds_moves_the_offsets_and_publishes_nothing() ->
         ("effective_samples", "hold", 1.0, 2.0)
     ]
     assert [sample.turn_id for sample in step.samples] == ["lonely"]
-    assert step.batch_uri == "file:///batches/1.safetensors", "what was held is kept as what was trained"
+    assert step.batch_uri == "file:///batches/lineage-1/1.safetensors", "what was held is kept as what was trained"
     assert sum(step.next_offsets.values()) == 1
     assert [event.weight_version for event in world.versions()] == [0]
     assert (world.pointers(), world.policy.weights, world.policy.num_updates) == ([0], [], 0)
