@@ -122,13 +122,17 @@ def test_every_known_key_is_compared_in_constant_time() -> None:
     assert compare.call_count == 6
 
 
-@given(before=st.text(max_size=20), secret=st.text(min_size=8, max_size=30), after=st.text(max_size=20))
+KEYS = st.text(min_size=8, max_size=30).filter(lambda text: len(text.strip()) >= 8)
+"""Shorter ones are placeholders; HTTP cuts the space around a header's value."""
+
+
+@given(before=st.text(max_size=20), secret=KEYS, after=st.text(max_size=20))
 def test_no_secret_survives(before: str, secret: str, after: str) -> None:
     headers = {"authorization": f"Bearer {secret}", "x-session-id": before + secret + after}
     secrets = presented_secrets(headers, {})
     left = redacted_headers(headers, secrets)
     assert set(left) == {"x-session-id"}
-    assert secret.strip() == "" or secret.strip() not in left["x-session-id"] or secret.strip() in before + after
+    assert secret.strip() not in left["x-session-id"] or secret.strip() in before + after
     assert redact(before, ()) == before or "sk-" in before
 
 

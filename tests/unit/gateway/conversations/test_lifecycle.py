@@ -239,7 +239,7 @@ def test_many_idle_sessions_leave_nothing_in_memory() -> None:
 async def test_an_index_that_cannot_be_written_is_a_failure_of_the_gateway(
     bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
     async with running_gateway(bus, tmp_path) as gateway:
