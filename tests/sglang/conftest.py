@@ -15,7 +15,7 @@ from clawstream.errors import MissingDependencyError
 from schemas.events.base import VersionSpan
 from services.engine.tiny_model import write_tiny_model
 from tests.fixtures.broker import missing
-from tests.sglang.installation import ensure_sglang
+from tests.sglang.installation import DiskTooSmall, ensure_sglang
 from tests.sglang.server import SglangServer, running_sglang
 from tests.unit.engine.reference import Reference
 
@@ -117,6 +117,8 @@ def sglang_server(sglang_models: list[Path], tmp_path_factory: pytest.TempPathFa
     """The lane's only server: a start takes half a minute. Tests put the weights that they need into it."""
     try:
         python = ensure_sglang(os.environ)
+    except DiskTooSmall as error:
+        pytest.skip(str(error))
     except MissingDependencyError as error:
         missing(str(error))
     log = tmp_path_factory.mktemp("sglang") / "server.log"

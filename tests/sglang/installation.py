@@ -24,6 +24,10 @@ _COMPLETE = "complete"
 """A file in the environment, written last."""
 
 
+class DiskTooSmall(MissingDependencyError):  # noqa: N818
+    """The one lack that no script can remove: a skip everywhere, and it says so."""
+
+
 def sglang_version() -> str:
     """The version that `constraints.txt` pins."""
     pins = dict(line.split("==", 1) for line in CONSTRAINTS.read_text().splitlines() if "==" in line)
@@ -33,7 +37,7 @@ def sglang_version() -> str:
 def ensure_sglang(environment: Mapping[str, str]) -> Path:
     """The Python that has SGLang; installs it the first time. Two processes that need it at once install it once.
 
-    Raises MissingDependencyError when disk, uv or network are missing.
+    Raises DiskTooSmall, and MissingDependencyError when uv or network are missing.
     """
     python_version = f"{sys.version_info.major}.{sys.version_info.minor}"
     content = CONSTRAINTS.read_bytes() + OVERRIDES.read_bytes() + python_version.encode()
@@ -54,7 +58,7 @@ def ensure_sglang(environment: Mapping[str, str]) -> Path:
 def _install(directory: Path, python: Path, environment: Mapping[str, str]) -> None:
     free = shutil.disk_usage(directory.parent).free
     if free < _NEEDED_BYTES:
-        raise MissingDependencyError(
+        raise DiskTooSmall(
             f"SGLang needs {_NEEDED_BYTES / 1e9:.0f} GB of disk in {directory.parent}, {free / 1e9:.0f} GB are free; "
             "free some, or set XDG_CACHE_HOME to another disk"
         )
