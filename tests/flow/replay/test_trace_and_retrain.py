@@ -221,7 +221,8 @@ def test_a_version_reaches_its_turns_and_retraining_gives_its_bits(
 
     # A batch that is not what its step says is never trained, and a trace says so.
     (batch,) = tmp_path.glob("data/trainer/default/batches/*/step-00000001.safetensors")
-    batch.write_bytes(batch.read_bytes()[:-1] + b"\x01")
+    *whole, last = batch.read_bytes()
+    batch.write_bytes(bytes([*whole, last ^ 1]))
     assert "checksum" in clawstream("retrain", "-d", str(tmp_path / "bad"), code=1)
     assert clawstream.json("trace", "1")["steps"][0]["batch"]["state"] == "changed"
 
