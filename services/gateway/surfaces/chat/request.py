@@ -20,6 +20,7 @@ from services.gateway.surfaces.body_fields import (
     stop_strings,
     text,
 )
+from services.gateway.surfaces.tool_choice import choice_by_word, required_tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,29 +83,13 @@ def read_chat_request(body: Mapping[str, Any]) -> ChatRequest:
 
 def read_tool_choice(choice: object, tools: list[dict[str, Any]]) -> tuple[ToolChoice, str | None]:
     """`auto`, `none`, `required`, or the name of one tool. Raises RequestRefused for a tool that was not given."""
-    if choice is None or choice == "auto":
-        return "auto", None
-    if choice == "none":
-        return "none", None
-    if choice == "required":
-        return required_tool(None, tools)
+    if (chosen := choice_by_word(choice, tools)) is not None:
+        return chosen
     if isinstance(choice, dict):
         record = cast("dict[str, Any]", choice)
         if record.get("type") == "function" and isinstance(record.get("function"), dict):
             return required_tool(record["function"].get("name"), tools)
     raise refused("tool_choice must be auto, none, required, or {type: function, function: {name}}", "tool_choice")
-
-
-def required_tool(name: object, tools: list[dict[str, Any]]) -> tuple[ToolChoice, str | None]:
-    """A call of any tool, or of the one with this name. Raises RequestRefused when there is none."""
-    names = [cast("dict[str, Any]", tool.get("function") or {}).get("name") for tool in tools]
-    if not names:
-        raise refused("tool_choice asks for a tool call, but tools is empty", "tool_choice")
-    if name is None:
-        return "required", None
-    if not isinstance(name, str) or name not in names:
-        raise refused(f"tool_choice names {str(name)[:100]!r}, which is not among the tools", "tool_choice")
-    return "required", name
 
 
 def _messages(body: Mapping[str, Any]) -> list[Message]:

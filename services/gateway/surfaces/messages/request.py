@@ -23,8 +23,8 @@ from services.gateway.surfaces.body_fields import (
     stop_strings,
     text,
 )
-from services.gateway.surfaces.chat.request import required_tool
 from services.gateway.surfaces.messages.conversion import to_chat_messages
+from services.gateway.surfaces.tool_choice import required_tool
 
 _SESSION_IN_USER_ID = re.compile(r"session_([0-9A-Za-z-]{8,})")
 """Claude Code puts its session into `metadata.user_id`."""

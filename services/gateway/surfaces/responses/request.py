@@ -20,8 +20,8 @@ from services.gateway.surfaces.body_fields import (
     session_hint,
     text,
 )
-from services.gateway.surfaces.chat.request import required_tool
 from services.gateway.surfaces.responses.conversion import CUSTOM_TOOL_ARGUMENT, to_chat_messages
+from services.gateway.surfaces.tool_choice import choice_by_word, required_tool
 
 _ECHOED = (
     "instructions",
@@ -116,12 +116,8 @@ def _tools(tools: list[dict[str, Any]]) -> tuple[list[Message], frozenset[str]]:
 
 def _tool_choice(choice: object, tools: list[Message]) -> tuple[ToolChoice, str | None]:
     given = cast("list[dict[str, Any]]", tools)
-    if choice is None or choice == "auto":
-        return "auto", None
-    if choice == "none":
-        return "none", None
-    if choice == "required":
-        return required_tool(None, given)
+    if (chosen := choice_by_word(choice, given)) is not None:
+        return chosen
     if isinstance(choice, dict):
         record = cast("dict[str, Any]", choice)
         if record.get("type") in ("function", "custom"):
