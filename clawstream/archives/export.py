@@ -13,7 +13,7 @@ from clawstream.archives.manifest import (
 )
 from clawstream.archives.parquet_files import RecordFile
 from clawstream.bus.interface import Bus, Record, TopicPartition
-from clawstream.bus.partition_reading import partition_ranges, read_range
+from clawstream.bus.ranges import read_once, topic_ranges
 from clawstream.clock import Clock
 from clawstream.durable_files import PARTIAL_PREFIX, sha256_of_file, sync_directory, sync_file
 from clawstream.errors import ArchiveError
@@ -42,7 +42,7 @@ def export_topics(
         raise ArchiveError(f"{directory}: not empty; an archive goes into a folder of its own")
     directory.mkdir(parents=True, exist_ok=True)
     exported_at = clock.now()
-    ranges = {topic: partition_ranges(bus, [full_name(namespace, topic)]) for topic in topics}
+    ranges = {topic: topic_ranges(bus, [full_name(namespace, topic)]) for topic in topics}
     total = sum(end - first for each in ranges.values() for first, end in each.values())
     passed = 0
     archived: list[ArchivedTopic] = []
@@ -50,7 +50,7 @@ def export_topics(
         partitions: list[ArchivedPartition] = []
         for partition, (first, end) in sorted(ranges[topic].items()):
             files = _PartitionFiles(directory, topic, partition, file_bytes)
-            for record in read_range(bus, {partition: (first, end)}):
+            for record in read_once(bus, {partition: (first, end)}):
                 files.append(record)
                 progress(passed + record.offset - first, total)
             passed += end - first

@@ -13,7 +13,7 @@ from typing import Final
 from clawstream.archives.manifest import ArchivedPartition, ArchivedTopic, read_manifest, verify_files
 from clawstream.archives.parquet_files import OffsetFile, read_records
 from clawstream.bus.interface import Bus, Delivery, OutgoingRecord, Producer, Record, TopicPartition
-from clawstream.bus.partition_reading import partition_ranges, read_range
+from clawstream.bus.ranges import read_once, topic_ranges
 from clawstream.errors import ArchiveError
 from clawstream.topics import full_name, topic_definitions
 
@@ -101,7 +101,7 @@ class Restorer:
 
     def _checked(self, topic: ArchivedTopic) -> dict[TopicPartition, tuple[int, int]]:
         name = full_name(self._namespace, topic.topic)
-        ranges = partition_ranges(self._bus, [name])
+        ranges = topic_ranges(self._bus, [name])
         if len(ranges) != len(topic.partitions):
             raise ArchiveError(f"{name} has {len(ranges)} partitions, its archive {len(topic.partitions)}")
         filled = {str(partition): end - first for partition, (first, end) in ranges.items() if end > first}
@@ -182,7 +182,7 @@ class Restorer:
     ) -> int:
         """Skips what the partition holds already. Raises ArchiveError unless it is a beginning of the archive."""
         passed = 0
-        for found in read_range(self._bus, {place: present}):
+        for found in read_once(self._bus, {place: present}):
             record = next(records, None)
             if record is None or self._content(record) != self._content(found):
                 offsets.close()

@@ -1,8 +1,9 @@
 """Reading a bounded stretch of the log: partitions with a first offset and an end, read once and in order."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
 from clawstream.bus.interface import Bus, Consumer, Record, TopicPartition
+from clawstream.errors import BrokerUnavailable
 
 OffsetRange = tuple[int, int]
 """First offset, and the offset after the last."""
@@ -42,13 +43,41 @@ def ranges_since(
     return ranges
 
 
-def read_ranges(
-    reader: Consumer, ranges: Mapping[TopicPartition, OffsetRange], progress: Progress = no_progress
-) -> Iterator[Record]:
-    """Every committed record inside `ranges`. Waits while no broker answers. Replaces the reader's assignment.
+def present_ranges(bus: Bus, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, OffsetRange]:
+    """First retained offset and present end of each partition. Raises as `ranges_since`."""
+    reader = bus.reader()
+    try:
+        return ranges_since(reader, partitions)
+    finally:
+        reader.close()
 
-    Offsets of transaction markers and aborted records count as read once the reader has passed them.
-    Raises OffsetNotRetained and FatalBusError.
+
+def topic_ranges(bus: Bus, topics: Sequence[str]) -> dict[TopicPartition, OffsetRange]:
+    """First retained offset and present end of every partition of these topics. Raises as `ranges_since`."""
+    return present_ranges(bus, [partition for topic in topics for partition in partitions_of(bus, topic)])
+
+
+def read_once(bus: Bus, ranges: Mapping[TopicPartition, OffsetRange]) -> Generator[Record]:
+    """`read_ranges` with a reader of its own. Waits while no broker answers."""
+    reader = bus.reader()
+    try:
+        yield from read_ranges(reader, ranges)
+    finally:
+        reader.close()
+
+
+def read_ranges(
+    reader: Consumer,
+    ranges: Mapping[TopicPartition, OffsetRange],
+    progress: Progress = no_progress,
+    *,
+    silence_seconds: float | None = None,
+) -> Iterator[Record]:
+    """Every committed record inside `ranges`, in order per partition. Replaces the reader's assignment.
+
+    Offsets of transaction markers and aborted records count as read once the reader has passed them. Raises
+    BrokerUnavailable when nothing came for `silence_seconds` (None: waits while no broker answers), OffsetNotRetained
+    and FatalBusError.
     """
     left = {partition: bounds for partition, bounds in ranges.items() if bounds[0] < bounds[1]}
     total = sum(end - start for start, end in left.values())
@@ -56,9 +85,11 @@ def read_ranges(
         return
     reader.assign({partition: start for partition, (start, _) in left.items()})
     reader.resume(list(left))  # An earlier reading may have paused them, which an assignment does not undo.
-    finished = 0
+    finished = silent_polls = 0
     while left:
-        for record in reader.consume(_BATCH_RECORDS, _WAIT_SECONDS):
+        records = reader.consume(_BATCH_RECORDS, _WAIT_SECONDS)
+        silent_polls = 0 if records else silent_polls + 1
+        for record in records:
             bounds = left.get(record.topic_partition)
             if bounds is not None and record.offset < bounds[1]:
                 yield record
@@ -72,6 +103,10 @@ def read_ranges(
             else:
                 under_way += (position or start) - start
         progress(finished + under_way, total)
+        if left and silence_seconds is not None and silent_polls * _WAIT_SECONDS > silence_seconds:
+            partition, (start, end) = next(iter(left.items()))
+            position = reader.position(partition) or start
+            raise BrokerUnavailable(f"{partition} could not be read from {position} up to {end}")
 
 
 def end_of_records(reader: Consumer, partition: TopicPartition, bounds: OffsetRange) -> int:

@@ -11,7 +11,7 @@ from typing import Final
 
 from clawstream.blobs import remove_blob
 from clawstream.bus.interface import Bus, OutgoingRecord
-from clawstream.bus.partition_reading import partition_ranges, read_range
+from clawstream.bus.ranges import read_once, topic_ranges
 from clawstream.clock import Clock
 from clawstream.codec import encode
 from clawstream.forgetting.batches import BatchRewriter, BatchTreatment, treat_batch
@@ -163,7 +163,7 @@ class Forgetting:
 def read_forgotten(bus: Bus, namespace: str) -> Forgotten:
     """All requests. Raises BusError, and DecodeError for a record that is none."""
     forgotten = Forgotten()
-    for record in read_range(bus, partition_ranges(bus, [full_name(namespace, FORGOTTEN)])):
+    for record in read_once(bus, topic_ranges(bus, [full_name(namespace, FORGOTTEN)])):
         forgotten.apply(record)
     return forgotten
 

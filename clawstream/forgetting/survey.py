@@ -12,7 +12,7 @@ from typing import Any, cast
 import orjson
 
 from clawstream.bus.interface import Bus, Record, TopicPartition
-from clawstream.bus.partition_reading import partition_ranges, read_range
+from clawstream.bus.ranges import read_once, topic_ranges
 from clawstream.codec import decode_as
 from clawstream.forgetting.lineage import SeenStep, descendants
 from clawstream.topics import TRAIN_STEPS, TURNS, TopicDefinition, full_name, partition_for, topic_definitions
@@ -114,7 +114,7 @@ class _Surveyor:
         if definition.topic == TURNS and self._subject.kind is ForgottenKind.PRINCIPAL:
             self._found.turn_ends = {str(partition.partition): end for partition, (_, end) in ranges.items() if end > 0}
         retained = Retained(retention=_retention(definition))
-        for record in read_range(self._bus, ranges):
+        for record in read_once(self._bus, ranges):
             document = self._document(record)
             if document is None:
                 continue
@@ -128,7 +128,7 @@ class _Surveyor:
     def _read_compacted(self, definition: TopicDefinition) -> None:
         live: LiveKeys = {}
         blobs_of: dict[tuple[bytes, int], dict[str, Any]] = {}
-        for record in read_range(self._bus, self._ranges(definition)):
+        for record in read_once(self._bus, self._ranges(definition)):
             if record.key is None:
                 continue
             place = (record.key, record.partition)
@@ -144,7 +144,7 @@ class _Surveyor:
 
     def _ranges(self, definition: TopicDefinition) -> dict[TopicPartition, tuple[int, int]]:
         """A session lies in one partition of the topics that are partitioned by it."""
-        ranges = partition_ranges(self._bus, [full_name(self._namespace, definition.topic)])
+        ranges = topic_ranges(self._bus, [full_name(self._namespace, definition.topic)])
         by_session = definition.partition_by == "session_id"
         if self._subject.kind is ForgottenKind.SESSION and by_session:
             number = partition_for(self._subject.name, len(ranges))
@@ -187,9 +187,7 @@ class _Surveyor:
             return
         shared: set[str] = set()
         for definition in definitions:
-            for record in read_range(
-                self._bus, partition_ranges(self._bus, [full_name(self._namespace, definition.topic)])
-            ):
+            for record in read_once(self._bus, topic_ranges(self._bus, [full_name(self._namespace, definition.topic)])):
                 value = record.value
                 if value is None or b'"sha256"' not in value or self._document(record) is not None:
                     continue
@@ -200,7 +198,7 @@ class _Surveyor:
     def _read_steps(self) -> None:
         topic = full_name(self._namespace, TRAIN_STEPS)
         made: list[tuple[str, int, int]] = []
-        for record in read_range(self._bus, partition_ranges(self._bus, [topic])):
+        for record in read_once(self._bus, topic_ranges(self._bus, [topic])):
             event = decode_as(record, TrainStepEvent)
             if event.weight_version is not None:
                 made.append((event.policy, event.base_version, event.weight_version))

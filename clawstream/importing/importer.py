@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from clawstream import ids
 from clawstream.bus.interface import Bus, Delivery, OutgoingRecord, TransactionalProducer
-from clawstream.bus.partition_reading import partition_ranges, read_range
+from clawstream.bus.ranges import read_once, topic_ranges
 from clawstream.clock import Clock
 from clawstream.codec import decode_as, encode
 from clawstream.errors import ContractError, DecodeError
@@ -121,7 +121,7 @@ class Importer:
     def _imported(self) -> dict[str, str]:
         """Session to the checksum of what was imported."""
         found: dict[str, str] = {}
-        for record in read_range(self._bus, partition_ranges(self._bus, [full_name(self._namespace, IMPORTS)])):
+        for record in read_once(self._bus, topic_ranges(self._bus, [full_name(self._namespace, IMPORTS)])):
             if record.value is not None:
                 event = decode_as(record, ImportedConversationEvent)
                 found[event.session_id] = event.content_sha256

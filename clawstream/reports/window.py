@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from clawstream.bus.interface import Bus, Record, TopicPartition
+from clawstream.bus.ranges import partitions_of, read_ranges
 from clawstream.codec import decode
-from clawstream.errors import BrokerUnavailable
 from schemas.events import Event
 
-_MAX_RECORDS = 500
-_WAIT_SECONDS = 0.5
-_MAX_SILENT_POLLS = 20
+_SILENCE_SECONDS = 10.0
 _CLOCKS_DIFFER = timedelta(hours=1)
 
 
@@ -37,12 +35,7 @@ def events_within(bus: Bus, topics: Sequence[str], window: Window) -> Iterator[E
 
     Raises BrokerUnavailable, BusError for a topic that does not exist, and DecodeError for a foreign record.
     """
-    admin = bus.admin()
-    try:
-        partitions = [partition for topic in topics for partition in admin.partitions(topic)]
-    finally:
-        admin.close()
-    for partition in partitions:
+    for partition in [partition for topic in topics for partition in partitions_of(bus, topic)]:
         for record in _records(bus, partition, window):
             if record.value is not None and window.holds(record):
                 yield decode(record)
@@ -56,15 +49,7 @@ def _records(bus: Bus, partition: TopicPartition, window: Window) -> Iterator[Re
         # Producers' clocks differ: a record of the window may stand after one beyond it, but not by an hour.
         later = _milliseconds(window.until + _CLOCKS_DIFFER)
         end = min(stable_end, reader.offset_for_time(partition, later))
-        reader.assign({partition: position})
-        silent_polls = 0
-        while position < end:
-            records = reader.consume(_MAX_RECORDS, _WAIT_SECONDS)
-            yield from records
-            position = reader.position(partition) or position
-            silent_polls = 0 if records else silent_polls + 1
-            if silent_polls > _MAX_SILENT_POLLS:
-                raise BrokerUnavailable(f"{partition} could not be read from {position} up to {end}")
+        yield from read_ranges(reader, {partition: (position, end)}, silence_seconds=_SILENCE_SECONDS)
     finally:
         reader.close()
 

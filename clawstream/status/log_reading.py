@@ -6,6 +6,7 @@ from datetime import datetime
 
 from clawstream.bus.fold import LatestByKey, LogReader
 from clawstream.bus.interface import Admin, Bus, Record, TopicPartition
+from clawstream.bus.ranges import OffsetRange, present_ranges
 from clawstream.codec import decode_as
 from clawstream.stages import TRAINER, WORKER_STAGES, Stage
 from clawstream.status.snapshot import EngineVersion, LogSnapshot, StageLag, Step
@@ -38,7 +39,7 @@ def read_log(bus: Bus, namespace: str, policy: str, now: datetime) -> LogSnapsho
     try:
         definitions = topic_definitions()
         partitions = {topic: admin.partitions(full_name(namespace, topic)) for topic in definitions}
-        ranges = _ranges(bus, [partition for group in partitions.values() for partition in group])
+        ranges = present_ranges(bus, [partition for group in partitions.values() for partition in group])
         steps = [
             decode_as(record, TrainStepEvent)
             for record in _read_last(bus, full_name(namespace, TRAIN_STEPS), ranges, _STEPS_READ)
@@ -67,15 +68,7 @@ def read_log(bus: Bus, namespace: str, policy: str, now: datetime) -> LogSnapsho
         admin.close()
 
 
-Ranges = dict[TopicPartition, tuple[int, int]]
-
-
-def _ranges(bus: Bus, partitions: list[TopicPartition]) -> Ranges:
-    consumer = bus.reader()
-    try:
-        return {partition: consumer.watermarks(partition) for partition in partitions}
-    finally:
-        consumer.close()
+Ranges = Mapping[TopicPartition, OffsetRange]
 
 
 def _read_last(bus: Bus, topic: str, ranges: Ranges, count: int) -> list[Record]:

@@ -1,6 +1,7 @@
 """How far an outbox is on the log: the position is on the log too, written by the transaction that drained."""
 
 from clawstream.bus.interface import Bus, OutgoingRecord, TopicPartition
+from clawstream.bus.ranges import partitions_of
 from clawstream.clock import Clock
 from clawstream.codec import decode_as, encode
 from clawstream.errors import BusError
@@ -30,12 +31,11 @@ def read_position(bus: Bus, topic: str, gateway: str) -> OutboxPositionEvent | N
     Call it after `transactional_producer` returned: only then is every earlier transaction of this gateway decided.
     Raises BusError, or DecodeError for a position that cannot be read.
     """
-    admin = bus.admin()
-    try:
-        partitions = admin.partitions(topic)
-    finally:
-        admin.close()
-    found = [position for partition in partitions if (position := _newest(bus, partition, gateway)) is not None]
+    found = [
+        position
+        for partition in partitions_of(bus, topic)
+        if (position := _newest(bus, partition, gateway)) is not None
+    ]
     return max(found, key=lambda position: position.written_at, default=None)
 
 

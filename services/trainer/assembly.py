@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from clawstream import topics
 from clawstream.bus.interface import Bus, Record
+from clawstream.bus.ranges import partitions_of
 from clawstream.bus.topic_follower import TopicFollower
 from clawstream.clock import Clock
 from clawstream.errors import DecodeError
@@ -169,7 +170,7 @@ class Trainer:
         self._reader = SampleReader(
             around.bus,
             samples_topic,
-            partitions=self._partitions(samples_topic),
+            partitions=[each.partition for each in partitions_of(around.bus, samples_topic)],
             progress=progress,
             batcher=batcher,
             rules=CandidateRules(
@@ -211,13 +212,6 @@ class Trainer:
         for part in (self._reader, self._forgotten_follower, self._retention, self._announcer):
             if part is not None:
                 part.close()
-
-    def _partitions(self, topic: str) -> list[int]:
-        admin = self._around.bus.admin()
-        try:
-            return [partition.partition for partition in admin.partitions(topic)]
-        finally:
-            admin.close()
 
     def _dead_letter(self, record: Record, error: DecodeError) -> DeadLetter:
         around = self._around

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from clawstream.bus.interface import Bus, Record, TopicPartition
+from clawstream.bus.ranges import present_ranges, read_ranges
 from clawstream.codec import decode
-from clawstream.errors import BrokerUnavailable
 from clawstream.weights.pointer import PointerFold
 from schemas.events import TrainStepEvent, WeightPointerEvent, WeightVersionEvent
 
@@ -13,9 +13,7 @@ MAX_UNANNOUNCED_STEPS = 100
 """A checkpoint leaves no more of them: so many of the policy's last steps must be known at the start."""
 _FIRST_WINDOW = 2 * MAX_UNANNOUNCED_STEPS
 """Offsets of `train-steps` looked at from its end; ten times more each time that other policies' steps fill them."""
-_MAX_RECORDS = 500
-_WAIT_SECONDS = 0.5
-_MAX_SILENT_POLLS = 20
+_SILENCE_SECONDS = 10.0
 
 
 @dataclass(slots=True)
@@ -79,12 +77,8 @@ def read_history(bus: Bus, *, weights_topic: str, train_steps_topic: str, policy
 
 
 def _length(bus: Bus, partition: TopicPartition) -> int:
-    reader = bus.reader()
-    try:
-        first, end = reader.watermarks(partition)
-        return end - first
-    finally:
-        reader.close()
+    first, end = present_ranges(bus, [partition])[partition]
+    return end - first
 
 
 def _records(bus: Bus, partition: TopicPartition, last_offsets: int | None) -> Iterator[Record]:
@@ -92,14 +86,6 @@ def _records(bus: Bus, partition: TopicPartition, last_offsets: int | None) -> I
     try:
         first, end = reader.watermarks(partition)
         position = first if last_offsets is None else max(first, end - last_offsets)
-        reader.assign({partition: position})
-        silent_polls = 0
-        while position < end:
-            records = reader.consume(_MAX_RECORDS, _WAIT_SECONDS)
-            yield from records
-            position = reader.position(partition) or position
-            silent_polls = 0 if records else silent_polls + 1
-            if silent_polls > _MAX_SILENT_POLLS:
-                raise BrokerUnavailable(f"{partition} could not be read from {position} up to {end}")
+        yield from read_ranges(reader, {partition: (position, end)}, silence_seconds=_SILENCE_SECONDS)
     finally:
         reader.close()

@@ -4,7 +4,7 @@ import pytest
 
 from clawstream.bus.interface import Bus, OutgoingRecord, RebalanceCallbacks, TopicPartition
 from clawstream.bus.ranges import end_of_records, ranges_since, read_ranges
-from clawstream.errors import BusError
+from clawstream.errors import BrokerUnavailable, BusError
 from tests.fixtures.buses import consume_count, consume_until, write, write_each
 
 
@@ -40,6 +40,17 @@ def test_a_stretch_is_read_whole_and_again_and_nothing_beyond_it(bus: Bus, wide_
         assert values == [b"b", b"c", b"d", b"e"]
         assert seen[-1] == (4, 4)
     assert list(read_ranges(reader, {})) == []
+    reader.close()
+
+
+def test_a_stretch_that_stays_silent_ends_with_where_it_stood(bus: Bus, topic: str) -> None:
+    write(bus, topic, b"a")
+    reader = bus.reader()
+    found: list[bytes | None] = []
+    with pytest.raises(BrokerUnavailable, match=r"\[0\] could not be read from 1 up to 2"):
+        for record in read_ranges(reader, {TopicPartition(topic, 0): (0, 2)}, silence_seconds=0.3):
+            found.append(record.value)
+    assert found == [b"a"]
     reader.close()
 
 
