@@ -109,7 +109,10 @@ class Consumer(Protocol):
         ...
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Reads these partitions from these offsets (or BEGINNING), without a group. Replaces an earlier assignment."""
+        """Reads these partitions from these offsets (or BEGINNING), without a group.
+
+        Replaces an earlier assignment, and undoes every `pause`.
+        """
         ...
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
@@ -117,7 +120,7 @@ class Consumer(Protocol):
         ...
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
-        """Delivers nothing of `partitions` until resumed. Costly when frequent: use with hysteresis."""
+        """Delivers nothing of `partitions` until resumed or assigned anew. Costly: use with hysteresis."""
         ...
 
     def resume(self, partitions: Sequence[TopicPartition]) -> None:

@@ -84,7 +84,6 @@ def read_ranges(
     if not left:
         return
     reader.assign({partition: start for partition, (start, _) in left.items()})
-    reader.resume(list(left))  # An earlier reading may have paused them, which an assignment does not undo.
     finished = silent_polls = 0
     while left:
         records = reader.consume(_BATCH_RECORDS, _WAIT_SECONDS)

@@ -5,7 +5,7 @@ import pytest
 from clawstream.bus.interface import Bus, OutgoingRecord, RebalanceCallbacks, TopicPartition
 from clawstream.bus.ranges import end_of_records, ranges_since, read_ranges
 from clawstream.errors import BrokerUnavailable, BusError
-from tests.fixtures.buses import consume_count, consume_until, write, write_each
+from tests.fixtures.buses import consume_count, consume_until, read_all, write, write_each
 
 
 def _ignore(_: object) -> None:
@@ -59,6 +59,7 @@ def test_the_last_record_is_found_behind_markers_and_aborted_ones(bus: Bus, topi
     reader = bus.reader()
     write(bus, topic, b"a", b"b")
     aborted(bus, topic, namespace, count=40)
+    assert len(read_all(bus, topic)) == 2  # Waits for the markers, which an abort does not.
     (bounds,) = ranges_since(reader, [partition]).values()
     assert bounds == (0, 82)
     assert end_of_records(reader, partition, bounds) == 2

@@ -154,6 +154,22 @@ def test_a_paused_partition_delivers_nothing_until_resumed(bus: Bus, wide_topic:
     reader.close()
 
 
+def test_an_assignment_undoes_a_pause_and_a_seek_does_not(bus: Bus, topic: str) -> None:
+    partition = TopicPartition(topic, 0)
+    write(bus, topic, b"a", b"b")
+    reader = bus.reader()
+    for _ in range(3):  # Nothing may be left over from the time before.
+        reader.assign({partition: 0})
+        assert [record.value for record in consume_count(reader, 2)] == [b"a", b"b"]
+        reader.pause([partition])
+        reader.seek(partition, 1)
+        assert reader.consume(10, 0.2) == []
+        reader.resume([partition])
+        assert [record.value for record in consume_count(reader, 1)] == [b"b"]
+        reader.pause([partition])
+    reader.close()
+
+
 def test_too_large_a_record_is_refused_by_name(bus: Bus, namespace: str) -> None:
     small = create_topic(bus, f"{namespace}.small.v1", max_message_bytes="2000")
     record = OutgoingRecord(small, b"big", random.Random(1).randbytes(10_000))
