@@ -8,17 +8,38 @@ has norms of their own, so their names are added. Three more differences are set
 - name tables are copied per bridge (mbridge changes a class-wide table for tied embeddings, so that a tied
   model loaded first would change the names of an untied one);
 - sequence parallelism is off: packed rows have any length, and it needs lengths divisible by the TP size.
+
+mbridge imports every model that it knows, vision models with their networks and torch's compiler among them: more than
+a second of every start. `_mbridge_without_its_models` leaves its list of models empty, so that ours are imported alone.
 """
 
+import importlib.util
+import sys
+from types import ModuleType
 from typing import Any
 
 import torch
-from mbridge.core.bridge import Bridge
-from mbridge.models import LLaMABridge, Qwen2Bridge, Qwen3Bridge
 from transformers import AutoConfig, PretrainedConfig
 
-from clawstream.errors import SettingsError
+from clawstream.errors import MissingDependencyError, SettingsError
 from services.trainer.engine import cpu_platform
+
+
+def _mbridge_without_its_models() -> None:
+    name = "mbridge.models"
+    found = importlib.util.find_spec("mbridge")
+    if found is None:
+        raise MissingDependencyError("the trainer needs mbridge: pip install 'clawstream[trainer]'")
+    if name not in sys.modules:
+        package = sys.modules[name] = ModuleType(name)
+        package.__path__ = [f"{location}/models" for location in found.submodule_search_locations or ()]
+
+
+_mbridge_without_its_models()
+from mbridge.core.bridge import Bridge  # noqa: E402  (after the line above)
+from mbridge.models.llama import LLaMABridge  # noqa: E402
+from mbridge.models.qwen2 import Qwen2Bridge  # noqa: E402
+from mbridge.models.qwen3 import Qwen3Bridge  # noqa: E402
 
 _BRIDGES: dict[str, type[Bridge]] = {"llama": LLaMABridge, "qwen2": Qwen2Bridge, "qwen3": Qwen3Bridge}
 

@@ -2,14 +2,17 @@
 # Reason: replaces functions of torch and Megatron-Core, whose stubs are partial.
 """What Megatron-Core 0.16.1 needs in order to run on a machine without a GPU. Nothing happens where CUDA works.
 
-Three differences, each measured against Hugging Face on the CPU:
+Four differences, each measured against Hugging Face on the CPU:
 1. Megatron asks `torch.cuda.current_device()` where to put tensors: it is answered with the CPU.
    This must happen before Megatron is imported, so `services.trainer.engine` does it on import.
 2. Megatron seeds dropout through CUDA's generators: `seed` installs the tracker that forks nothing.
    Correct because every dropout here is 0.
 3. Fused CUDA kernels are switched off in the model's configuration: `TRANSFORMER_OVERRIDES`.
+4. Megatron wraps those kernels in `torch.compile` on import, which loads the whole compiler for functions that nobody
+   calls, a third of a process's start: `_import_megatron_without_compiler` leaves them as they are.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,6 +43,22 @@ def install() -> None:
     """Makes Megatron place its tensors on the CPU. Does nothing with a GPU; may be called again."""
     if not has_gpu():
         torch.cuda.current_device = lambda: CPU  # Megatron only uses it as a device
+        _import_megatron_without_compiler()
+
+
+def _import_megatron_without_compiler() -> None:
+    """Megatron has a switch for it, but one that can be reached only after the first modules are imported."""
+
+    def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+        return function
+
+    compile_ = torch.compile
+    torch.compile = as_it_is
+    try:
+        from megatron.core import jit
+    finally:
+        torch.compile = compile_
+    jit.disable_jit_fuser()
 
 
 def seed(value: int) -> None:
