@@ -8,8 +8,8 @@ settings.register_profile("clawstream", deadline=None, suppress_health_check=[He
 settings.load_profile("clawstream")
 
 pytest_plugins = [
+    "tests.fixtures.broker",  # The next one imports it.
     "tests.fixtures.system",
-    "tests.fixtures.broker",
     "tests.fixtures.service_process",
     "tests.fixtures.tokenizers",
     "tests.fixtures.gateway_app",

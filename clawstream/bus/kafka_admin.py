@@ -23,8 +23,10 @@ from clawstream.bus.kafka_errors import kafka_error, translate
 from clawstream.bus.kafka_properties import Properties
 from clawstream.errors import BrokerUnavailable, BusError, TopicDefinitionError
 
-_REQUEST_SECONDS: Final = 10.0
+_REQUEST_SECONDS: Final = 30.0
 _METADATA_SECONDS: Final = 5.0
+_VISIBLE_SECONDS: Final = 60.0
+"""All our topics at once are 139 partitions, each with files to make: on a busy machine that takes longer than 10 s."""
 _PROPAGATION_SECONDS: Final = 0.02
 Result = TypeVar("Result")
 
@@ -129,10 +131,10 @@ class KafkaAdmin:
 
     def _wait(self, is_visible: Callable[[], bool]) -> None:
         """The controller answers before the brokers know. Callers expect to see what they did."""
-        deadline = time.monotonic() + _REQUEST_SECONDS
+        deadline = time.monotonic() + _VISIBLE_SECONDS
         while not is_visible():
             if time.monotonic() >= deadline:
-                raise BrokerUnavailable(f"a change of topics is not visible after {_REQUEST_SECONDS:.0f} seconds")
+                raise BrokerUnavailable(f"a change of topics is not visible after {_VISIBLE_SECONDS:.0f} seconds")
             time.sleep(_PROPAGATION_SECONDS)
 
     def _call(self, doing: str, call: Callable[[], Result]) -> Result:

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 from kafka import KafkaConsumer  # The second opinion.
 
-from clawstream.broker import LocalBroker
 from clawstream.bus.interface import OutgoingRecord, Record
 from clawstream.errors import BusError, MissingDependencyError
 from clawstream.process_identity import free_port
 from clawstream.worker.outcomes import Outcome
 from clawstream.worker.settings import WorkerSettings
 from tests.faults.chaos import Chaos
-from tests.fixtures.broker import missing
+from tests.fixtures.broker import missing, short_lived_broker
 from tests.fixtures.buses import create_topic, kafka_bus
 from tests.fixtures.kafka_proxy import PATIENCE_SECONDS, ApiKey, Fault, KafkaProxy
 from tests.fixtures.workers import FunctionHandler, Scene, eventually, running
@@ -34,7 +33,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProxy]:
     port = free_port()
     made = KafkaProxy(port)
     directory: Path = tmp_path_factory.mktemp("proxied-kafka")
-    broker = LocalBroker(directory, port, ends_with_parent=True, advertised_port=made.port)
+    broker = short_lived_broker(directory, port, advertised_port=made.port)
     try:
         broker.start()
     except MissingDependencyError as error:

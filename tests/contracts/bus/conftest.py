@@ -11,7 +11,8 @@ from tests.fixtures.buses import create_topic, kafka_bus
 def bus(request: pytest.FixtureRequest, namespace: str) -> Bus:
     if request.param == "memory":
         return MemoryBus()
-    return kafka_bus(request.getfixturevalue("broker"), namespace)
+    # Transactions stay open while these tests look at them, on a busy machine for longer than a service may.
+    return kafka_bus(request.getfixturevalue("broker"), namespace, transaction_timeout_seconds=300.0)
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """What every bus promises about transactions."""
 
+import time
+
 import pytest
 
 from clawstream.bus.interface import (
@@ -10,6 +12,7 @@ from clawstream.bus.interface import (
     TopicPartition,
     TransactionalProducer,
 )
+from clawstream.bus.kafka_properties import SLOW_END_OF_TRANSACTION_SECONDS
 from clawstream.errors import Fenced, RecordRejected, TransactionAbortable
 from tests.fixtures.buses import consume_count, consume_until, create_topic, read_all, write
 
@@ -34,9 +37,11 @@ def test_nothing_is_visible_before_the_commit_and_all_after_it(bus: Bus, wide_to
     assert [each.offset for each in deliveries] == [0] * 12
     assert reader.consume(100, 0.5) == []
     assert reader.watermarks(TopicPartition(wide_topic, 0)) == (0, 0), "the end that counts is the last stable offset"
+    began_seconds = time.monotonic()
     producer.commit()
+    was_slow = time.monotonic() - began_seconds > SLOW_END_OF_TRANSACTION_SECONDS
     assert {record.partition for record in consume_count(reader, 12)} == set(range(12))
-    assert not producer.needs_replacement
+    assert was_slow or not producer.needs_replacement
     producer.close()
     reader.close()
 

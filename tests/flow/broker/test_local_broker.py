@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from clawstream.broker import LocalBroker
 from clawstream.errors import SupervisorError
-from tests.fixtures.broker import missing
+from tests.fixtures.broker import missing, short_lived_broker
 
 pytestmark = pytest.mark.kafka
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.kafka
 @pytest.fixture
 def own_broker(tmp_path: Path, local_broker: LocalBroker):
     """A broker that the test may kill. The shared one is named so that a lack of Java is reported once."""
-    instance = LocalBroker(tmp_path / "broker", ends_with_parent=True)
+    instance = short_lived_broker(tmp_path / "broker")
     yield instance
     instance.stop()
 
@@ -122,7 +122,7 @@ def test_lack_is_a_skip_locally_and_a_failure_in_ci(monkeypatch: pytest.MonkeyPa
 def test_any_cluster_id_can_be_formatted(tmp_path: Path, local_broker: LocalBroker) -> None:
     """One id in 64 begins with a dash in base64 and must not be read as an option."""
     dashed = uuid.UUID(bytes=b"\xfb" + bytes(15))
-    instance = LocalBroker(tmp_path / "broker", ends_with_parent=True, new_id=lambda: dashed)
+    instance = short_lived_broker(tmp_path / "broker", new_id=lambda: dashed)
     try:
         instance.start()
         assert AdminClient({"bootstrap.servers": instance.bootstrap_servers}).list_topics(timeout=30).cluster_id == (

@@ -14,10 +14,10 @@ import pytest
 from kafka import KafkaConsumer as SecondOpinionConsumer
 from kafka.structs import TopicPartition as SecondOpinionPartition
 
-from clawstream.broker import LocalBroker
 from clawstream.bus.kafka import KafkaBus
 from clawstream.settings import KafkaSettings
 from schemas.events import TurnEvent
+from tests.fixtures.broker import short_lived_broker
 from tests.fixtures.conversations import assistant, create_topics, running_gateway, until, user
 
 pytestmark = pytest.mark.kafka
@@ -162,7 +162,7 @@ def test_kill_nine_loses_no_acknowledged_turn_and_writes_none_twice(
 @pytest.mark.slow
 async def test_a_broker_outage_stops_no_chat_and_loses_nothing(namespace: str, tmp_path: Path) -> None:
     turns: list[TurnEvent] = []
-    with LocalBroker(tmp_path / "kafka", ends_with_parent=True) as own_broker:
+    with short_lived_broker(tmp_path / "kafka") as own_broker:
         bus = kafka_bus(own_broker.bootstrap_servers, namespace)
         async with running_gateway(bus, tmp_path, namespace=namespace) as gateway:
             messages = [user("begin")]
