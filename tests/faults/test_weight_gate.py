@@ -56,7 +56,7 @@ class Fleet:
         await asyncio.to_thread(put)
 
     def status(self, gateway: int) -> dict[str, Any]:
-        return httpx.get(f"{self.urls[gateway]}/status", timeout=10).json()["gate"]
+        return httpx.get(f"{self.urls[gateway]}/status", timeout=60).json()["gate"]
 
     def owner(self) -> int | None:
         alive = [number for number, each in enumerate(self.gateways) if each.process.poll() is None]

@@ -81,7 +81,7 @@ def test_controller_port_taken_at_restart(own_broker: LocalBroker) -> None:
         squatter.bind(("127.0.0.1", controller_port))
         squatter.listen()
         assert own_broker.start() == address
-        assert "kept" in AdminClient({"bootstrap.servers": address}).list_topics(timeout=30).topics
+        assert "kept" in AdminClient({"bootstrap.servers": address}).list_topics(timeout=60).topics
 
 
 def test_topics_are_not_created_by_accident(broker: str, namespace: str) -> None:
@@ -91,7 +91,7 @@ def test_topics_are_not_created_by_accident(broker: str, namespace: str) -> None
     producer.flush(30)
     assert len(failures) == 1
     assert failures[0] != "None"
-    assert f"{namespace}.typo" not in AdminClient({"bootstrap.servers": broker}).list_topics(timeout=30).topics
+    assert f"{namespace}.typo" not in AdminClient({"bootstrap.servers": broker}).list_topics(timeout=60).topics
 
 
 def test_taken_port_names_its_owner(local_broker: LocalBroker, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_any_cluster_id_can_be_formatted(tmp_path: Path, local_broker: LocalBrok
     instance = short_lived_broker(tmp_path / "broker", new_id=lambda: dashed)
     try:
         instance.start()
-        assert AdminClient({"bootstrap.servers": instance.bootstrap_servers}).list_topics(timeout=30).cluster_id == (
+        assert AdminClient({"bootstrap.servers": instance.bootstrap_servers}).list_topics(timeout=60).cluster_id == (
             "-wAAAAAAAAAAAAAAAAAAAA"
         )
     finally:

@@ -131,7 +131,7 @@ class OwnJudge:
 @asynccontextmanager
 async def judging(log: JudgedLog, broker: str, judge: OwnJudge) -> AsyncGenerator[Metrics]:
     clock, logger, metrics = SystemClock(), get_logger(), Metrics()
-    writer = LedgerWriter(log.bus.producer, flush_timeout_seconds=5.0, on_failure=lambda: None)
+    writer = LedgerWriter(log.bus.producer, flush_timeout_seconds=60.0, on_failure=lambda: None)
     ledger = Ledger(log.bus, writer, namespace=log.namespace, source="judge/tests", logger=logger)
     policy = RetryPolicy(attempts=1, first_delay_seconds=0.01, longest_delay_seconds=0.01)
     caller = ModelCaller(policy, max_concurrent_calls=16, clock=clock, metrics=metrics)

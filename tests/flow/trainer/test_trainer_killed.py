@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import kafka
-import kafka.structs
 import orjson
 import pytest
 
@@ -27,6 +25,7 @@ from clawstream.weights.manifest import verify
 from schemas.events import SampleEvent
 from services.trainer.checkpoint import CheckpointStore
 from tests.fixtures.samples import make_sample, sample_record
+from tests.fixtures.second_opinion import committed_records
 from tests.unit.trainer.tiny_models import save_tiny_model
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -76,21 +75,11 @@ class TrainerProcess:
 
 
 def committed(broker: str, topic: str) -> list[tuple[bytes | None, dict[str, Any] | None]]:
-    """Keys and values of everything committed on partition 0."""
-    consumer = kafka.KafkaConsumer(
-        bootstrap_servers=broker,
-        isolation_level="read_committed",
-        enable_auto_commit=False,
-        auto_offset_reset="earliest",
-        consumer_timeout_ms=1500,
-    )
-    try:
-        partition = kafka.structs.TopicPartition(topic, 0)
-        consumer.assign([partition])
-        consumer.seek_to_beginning(partition)
-        return [(r.key, orjson.loads(r.value) if r.value is not None else None) for r in consumer]
-    finally:
-        consumer.close()
+    """Keys and values of everything committed, on a topic of one partition."""
+    return [
+        (record.key, orjson.loads(record.value) if record.value is not None else None)
+        for record in committed_records(broker, topic, settled=True)
+    ]
 
 
 @pytest.fixture

@@ -69,4 +69,4 @@ def start_worker(broker: str, namespace: str, tmp_path: Path) -> Iterator[StartW
     for worker in started:
         if worker.process.poll() is None:
             worker.signal(signal.SIGKILL)
-            worker.wait(30)
+            worker.wait(120)

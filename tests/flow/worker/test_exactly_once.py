@@ -78,7 +78,7 @@ def test_every_input_comes_out_once_in_order_though_workers_are_killed(
     for kill_at, name in ((20, "worker-0"), (120, "worker-1"), (220, "worker-0"), (320, "worker-0")):
         outputs.read_until(lambda at=kill_at: outputs.count >= at, f"{kill_at} outputs")
         workers[name].signal(signal.SIGKILL)
-        workers[name].wait(30)
+        workers[name].wait(120)
         workers[name] = start_worker(name)
     total = sum(len(values) for values in expected.values())
     outputs.read_until(lambda: outputs.count >= total, "all outputs")
@@ -108,7 +108,7 @@ def test_a_signal_stops_gracefully_and_a_second_one_at_once(
     with pytest.raises(subprocess.TimeoutExpired):
         worker.wait(1.0)  # It waits for what is under way: two minutes, as these workers are told.
     worker.signal(signal.SIGTERM)
-    assert worker.wait(30) == -signal.SIGTERM
+    assert worker.wait(120) == -signal.SIGTERM
     assert scene.committed() == {0: 1}
     assert scene.written() == ["a"]
     outputs.close()

@@ -178,9 +178,9 @@ def test_a_call_that_never_returns_is_fatal() -> None:
         transactional_id="test",
         client=fake,  # pyright: ignore[reportArgumentType] - a played client
         monotonic_seconds=iter(range(0, 1_000_000, int(TRANSACTION_TIMEOUT_SECONDS) + 5)).__next__,
-        overdue_seconds=0.05,
     )
     producer.begin()
+    producer._overdue_seconds = 0.05  # pyright: ignore[reportPrivateUsage] - only the commit may not take long
     with pytest.raises(FatalBusError, match="did not return"):
         producer.commit()
     assert producer.needs_replacement

@@ -52,7 +52,7 @@ class EngineInThread:
     def __exit__(self, *_: object) -> None:
         asyncio.run_coroutine_threadsafe(self.engine.close(), self._loop).result(30)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(30)
+        self._thread.join(120)
         self._loop.close()
 
 

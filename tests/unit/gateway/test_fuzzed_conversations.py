@@ -151,7 +151,7 @@ def test_a_mutated_request_is_served_or_refused(
     path, body = request
 
     async def post() -> httpx.Response:
-        async with httpx.AsyncClient(base_url=gateway.base_url, timeout=30, verify=False) as client:
+        async with httpx.AsyncClient(base_url=gateway.base_url, timeout=120, verify=False) as client:
             return await client.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
 
     answer = runner.run(post())

@@ -26,7 +26,7 @@ TEXT = (
 
 
 def client_of(gateway: GatewayUnderTest, key: str = "unused") -> anthropic.AsyncAnthropic:
-    return anthropic.AsyncAnthropic(base_url=gateway.base_url, api_key=key, max_retries=0, timeout=30)
+    return anthropic.AsyncAnthropic(base_url=gateway.base_url, api_key=key, max_retries=0, timeout=120)
 
 
 async def events_of(gateway: GatewayUnderTest, body: dict[str, Any]) -> list[tuple[str, str]]:

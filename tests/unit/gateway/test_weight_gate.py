@@ -87,7 +87,7 @@ class StoppableBus(MemoryBus):
     def stopped(self) -> Iterator[None]:
         self._is_parked.clear()
         self._may_poll.clear()
-        assert self._is_parked.wait(30)
+        assert self._is_parked.wait(120)
         try:
             yield
         finally:
@@ -183,7 +183,7 @@ async def test_an_answer_outlives_a_load_that_takes_longer_than_its_deadline(
     engines[0].load_scripts = [go_on]
     begun = asyncio.Event()
     engines[0].enqueue(StubAnswer(gate=begun, gate_after_tokens=1))
-    async with running_gate(bus, engines[:1], timeouts=EngineTimeouts(idle_seconds=0.4)) as gate:
+    async with running_gate(bus, engines[:1], timeouts=EngineTimeouts(idle_seconds=1.5)) as gate:
         await until(gate, lambda: versions(gate) == [0])
         async with gate.router.lease("session") as lease:
             stream = lease.engine.generate(GenerationRequest("session", [1, 2, 3], {"max_new_tokens": 8}))
@@ -194,7 +194,7 @@ async def test_an_answer_outlives_a_load_that_takes_longer_than_its_deadline(
             answering = asyncio.create_task(collect(stream))
             beats = len(heartbeats(bus))
             assert gate.is_updating("engine-0")
-            await asyncio.wait([answering], timeout=0.9)  # twice its deadline
+            await asyncio.wait([answering], timeout=3.2)  # twice its deadline
             assert not answering.done()
             go_on.set()
             assert [span.weight_version for span in await answering] == [0, 1]
@@ -466,7 +466,7 @@ async def test_gateways_restart_without_loading_again(engines: list[GateEngine],
 
 async def test_broker_outage_stops_no_request(engines: list[GateEngine], tmp_path: Path) -> None:
     bus = memory_bus()
-    short = SETTINGS.model_copy(update={"heartbeat_expiry_seconds": 0.3, "hold_seconds": 1.0})
+    short = SETTINGS.model_copy(update={"heartbeat_expiry_seconds": 0.3})
     async with (
         running_gate(bus, engines, settings=short) as owner,
         running_gate(bus, engines, gateway="gateway-1", settings=short) as other,

@@ -87,7 +87,7 @@ async def judging(
     """A judge with this backend."""
     metrics = metrics or Metrics()
     clock, logger = SystemClock(), get_logger()
-    writer = LedgerWriter(log.bus.producer, flush_timeout_seconds=5.0, on_failure=lambda: None)
+    writer = LedgerWriter(log.bus.producer, flush_timeout_seconds=60.0, on_failure=lambda: None)
     ledger = Ledger(log.bus, writer, namespace="clawstream", source="judge/tests", logger=logger)
     policy = RetryPolicy(attempts=1, first_delay_seconds=0.01, longest_delay_seconds=0.01)
     caller = ModelCaller(policy, max_concurrent_calls=max_concurrent_calls, clock=clock, metrics=metrics)
@@ -124,7 +124,7 @@ async def teaching(
 ) -> AsyncGenerator[None]:
     metrics = metrics or Metrics()
     handler = TeacherHandler(
-        RecordFetcher(log.bus, timeout_seconds=5.0),
+        RecordFetcher(log.bus, timeout_seconds=60.0),
         settings or TeacherSettings(name="teacher"),
         signals,
         source="teacher/tests",
@@ -290,7 +290,7 @@ class HangingBackend(ScriptedBackend):
 
 async def test_at_the_deadline_the_votes_that_arrived_count(log: JudgedLog) -> None:
     log.converse({1: "thanks"})
-    settings = WORKER.model_copy(update={"deadline_seconds": 0.5})
+    settings = WORKER.model_copy(update={"deadline_seconds": 2.0})
     async with judging(log, MODEL, HangingBackend(r"\boxed{1}"), settings=settings):
         await until(lambda: len(log.scores()) == 1)
     (score,) = log.scores()
@@ -307,12 +307,12 @@ class SlowBackend(ScriptedBackend):
 
 
 async def test_a_backlog_at_a_slow_model_makes_late_scores_and_no_failed_ones(log: JudgedLog) -> None:
-    log.converse(dict.fromkeys(range(10), "thanks"))
-    settings = WORKER.model_copy(update={"deadline_seconds": 0.4})
-    # All begin together, and one call follows the other: the last input waits three times its deadline.
+    log.converse(dict.fromkeys(range(20), "thanks"))
+    settings = WORKER.model_copy(update={"deadline_seconds": 1.5})
+    # All begin together, and one call follows the other: the last input waits twice its deadline.
     async with judging(log, MODEL, SlowBackend(r"\boxed{1}"), settings=settings, max_concurrent_calls=1):
-        await until(lambda: len(log.scores()) == 10)
-    assert [[vote.verdict for vote in score.votes] for score in log.scores()] == [[1, 1, 1]] * 10
+        await until(lambda: len(log.scores()) == 20)
+    assert [[vote.verdict for vote in score.votes] for score in log.scores()] == [[1, 1, 1]] * 20
 
 
 async def test_an_answer_too_large_for_the_ledger_makes_one_vote_abstain(log: JudgedLog) -> None:

@@ -58,7 +58,7 @@ class BatchProducer:
 
 @contextmanager
 def writer_of(producer: BatchProducer) -> Iterator[LedgerWriter]:
-    writer = LedgerWriter(lambda: producer, flush_timeout_seconds=5.0, on_failure=lambda: None)
+    writer = LedgerWriter(lambda: producer, flush_timeout_seconds=60.0, on_failure=lambda: None)
     try:
         yield writer
     finally:
@@ -98,7 +98,7 @@ async def test_what_is_fatal_for_a_producer_is_an_outage_for_an_entry() -> None:
             raise BusError("no producer today")
         return producers[-1]
 
-    writer = LedgerWriter(make, flush_timeout_seconds=5.0, on_failure=lambda: None)
+    writer = LedgerWriter(make, flush_timeout_seconds=60.0, on_failure=lambda: None)
     with pytest.raises(BrokerUnavailable, match="no producer today"):
         await writer.write(OutgoingRecord("t", b"k", b"v"))
     await writer.write(OutgoingRecord("t", b"k", b"v"))
@@ -115,7 +115,7 @@ async def test_a_broken_writer_tells_everybody_and_ends_the_process() -> None:
         may_fail.wait(60)
         raise ZeroDivisionError("a bug")
 
-    writer = LedgerWriter(make, flush_timeout_seconds=5.0, on_failure=told.set)
+    writer = LedgerWriter(make, flush_timeout_seconds=60.0, on_failure=told.set)
     writes = [asyncio.create_task(writer.write(OutgoingRecord("t", b"k", b"v"))) for _ in range(3)]
     await asyncio.sleep(0)
     may_fail.set()
@@ -152,7 +152,7 @@ def call(number: int, response: str = "fine") -> LlmCallEvent:
 
 
 async def test_an_answer_that_is_too_large_leaves_an_entry_without_it(log: JudgedLog) -> None:
-    writer = LedgerWriter(log.bus.producer, flush_timeout_seconds=5.0, on_failure=lambda: None)
+    writer = LedgerWriter(log.bus.producer, flush_timeout_seconds=60.0, on_failure=lambda: None)
     ledger = Ledger(log.bus, writer, namespace="clawstream", source="judge/tests", logger=get_logger())
     kept = await ledger.record(call(1, "x" * 3_000_000))
     assert kept.response is None

@@ -61,7 +61,7 @@ async def endpoint() -> AsyncIterator[tuple[StubEndpoint, str]]:
 @pytest.fixture
 async def backend(endpoint: tuple[StubEndpoint, str]) -> AsyncIterator[OpenAIBackend]:
     made = OpenAIBackend(
-        SPEC, load_prompt("verdict-1"), base_url=endpoint[1], api_key=SecretStr(KEY), timeout_seconds=5.0
+        SPEC, load_prompt("verdict-1"), base_url=endpoint[1], api_key=SecretStr(KEY), timeout_seconds=60.0
     )
     yield made
     await made.close()
@@ -159,7 +159,7 @@ async def test_nobody_listening_is_an_outage() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     url = f"http://127.0.0.1:{port}/v1"
-    backend = OpenAIBackend(SPEC, load_prompt("verdict-1"), base_url=url, api_key=None, timeout_seconds=5.0)
+    backend = OpenAIBackend(SPEC, load_prompt("verdict-1"), base_url=url, api_key=None, timeout_seconds=60.0)
     with pytest.raises(EngineUnavailable):
         await backend.call(backend.prepare(reply("Thanks")))
     await backend.close()

@@ -82,7 +82,7 @@ async def test_an_input_that_was_taken_from_us_in_an_outage_is_not_tried_again(b
         return scene.echo(record)
 
     scene.write("a")
-    settings = WorkerSettings(retry_initial_seconds=0.2, retry_max_seconds=0.2, shutdown_grace_seconds=5.0)
+    settings = WorkerSettings(retry_initial_seconds=1.0, retry_max_seconds=1.0, shutdown_grace_seconds=5.0)
     worker = scene.worker(FunctionHandler(handle), settings=settings)
     async with running(worker):
         await eventually(lambda: len(attempts) == 1, "tried")

@@ -19,7 +19,7 @@ from services.gateway import drain
 from services.gateway.outbox_position import position_record
 from tests.fixtures.conversations import assistant, create_topics, records_of, running_gateway, until, user
 
-GIVE_UP_SECONDS = 30.0
+GIVE_UP_SECONDS = 120.0
 
 
 class FaultAt:

@@ -33,7 +33,7 @@ from tests.fixtures.conversations import (
 )
 from tests.fixtures.turn_tree import TurnTree
 
-GIVE_UP_SECONDS = 30.0
+GIVE_UP_SECONDS = 120.0
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from clawstream.errors import OutboxError, OutboxFull
 from services.gateway.outbox import Outbox
 from services.gateway.outbox_segments import frame, read_frames
 
-GIVE_UP_SECONDS = 30.0
+GIVE_UP_SECONDS = 120.0
 
 
 def open_outbox(directory: Path, **settings: object) -> Outbox:

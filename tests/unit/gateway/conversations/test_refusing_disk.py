@@ -27,7 +27,7 @@ from tests.fixtures.conversations import (
     user,
 )
 
-GIVE_UP_SECONDS = 30.0
+GIVE_UP_SECONDS = 120.0
 ANSWER = "an answer that is long enough to be told from any other"
 
 
