@@ -64,7 +64,7 @@ study: setup models/smollm2
 
 test: setup check models/smollm2
 	$(BIN)/python -m pytest tests/unit tests/contracts -n 2 --dist loadfile $(PYTEST_OPTIONS)
-	$(BIN)/python -m pytest tests/flow -n 2 --dist loadfile $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest tests/flow -n 2 --dist worksteal $(PYTEST_OPTIONS)
 
 check: $(VENV)/.packages
 	$(BIN)/ruff check .

@@ -1,5 +1,9 @@
 """Fixtures for all lanes."""
 
+import gc
+from collections.abc import Generator
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 # A time limit per example asserts something about the machine, not about the code; how long a test may hang is
@@ -14,3 +18,16 @@ pytest_plugins = [
     "tests.fixtures.tokenizers",
     "tests.fixtures.gateway_app",
 ]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What collecting imports, torch among it, lives as long as the process: nobody need look through it for garbage,
+    neither while it grows nor in every test after it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()

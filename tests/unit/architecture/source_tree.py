@@ -1,6 +1,7 @@
 """The repository's own source, as data for the architecture tests."""
 
 import ast
+import functools
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,8 @@ def module_name(file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported_modules(file: Path) -> set[str]:
+@functools.cache
+def imported_modules(file: Path) -> frozenset[str]:
     """Every module that a file names in an import, wherever in the file. `from a import b` gives `a` and `a.b`."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"), str(file))):
@@ -33,7 +35,7 @@ def imported_modules(file: Path) -> set[str]:
             module = node.module or ""
             found.add(module)
             found.update(f"{module}.{alias.name}" for alias in node.names)
-    return found
+    return frozenset(found)
 
 
 def committed_files() -> list[Path]:
