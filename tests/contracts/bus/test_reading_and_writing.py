@@ -92,7 +92,7 @@ def test_a_reader_starts_where_it_is_told_and_seeks_both_ways(bus: Bus, topic: s
     reader.close()
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(300)
 def test_consume_returns_with_the_first_record_and_does_not_wait_for_more(bus: Bus, topic: str) -> None:
     write(bus, topic, b"only")
     reader = bus.reader()

@@ -210,7 +210,7 @@ async def test_without_namespaces_it_is_refused_unless_asked_for(
 
 
 async def test_with_limits_only_time_output_and_background_are_still_bounded() -> None:
-    with open_sandbox(Isolation.LIMITS_ONLY, replace(LIMITS, flood_bytes=MEGABYTE)) as sandbox:
+    with open_sandbox(Isolation.LIMITS_ONLY, replace(LIMITS, timeout_seconds=4.0, flood_bytes=MEGABYTE)) as sandbox:
         assert (await sandbox.run("sleep 600 & echo away")).output == "away\n"
         assert (await sandbox.run("yes")).flooded
         assert _processes_in(sandbox) == []
