@@ -15,7 +15,7 @@ from clawstream.clock import SystemClock
 from clawstream.errors import SettingsError
 from clawstream.settings import KafkaSettings
 from clawstream.supervisor.settings import load_system_settings
-from clawstream.topics import topic_definitions
+from clawstream.topics import SESSION_KEYS, topic_definitions
 
 
 def register(app: typer.Typer) -> None:
@@ -26,18 +26,21 @@ def register(app: typer.Typer) -> None:
 
 def export(
     to: Annotated[Path, typer.Option(help="A folder that is empty or does not exist.")],
-    topic: Annotated[list[str] | None, typer.Option(help="Such as turns.v1; may be repeated [default: all].")] = None,
+    topic: Annotated[
+        list[str] | None, typer.Option(help="Such as turns.v1; may be repeated [default: all but session-keys.v1].")
+    ] = None,
     config: ConfigOption = None,
     file_megabytes: Annotated[int, typer.Option(help="Content of one file, before compression.", min=1)] = 256,
 ) -> None:
     """Exports topics to Parquet, up to their present end: keys, headers, values, timestamps and offsets.
 
-    Arrays in blobs and archived batches are files of their own: copy those folders too.
+    Arrays in blobs and archived batches are files of their own: copy those folders too. What is encrypted stays so, and
+    its keys stay on the log: an archive that held both could be read whatever is forgotten later.
     """
     from clawstream.archives.export import export_topics
 
     kafka = _kafka(config)
-    topics = _known(topic or []) or list(topic_definitions())
+    topics = _known(topic or []) or [each for each in topic_definitions() if each != SESSION_KEYS]
     with _progress() as progress:
         bar = progress.add_task("exporting", total=None)
         manifest = export_topics(
