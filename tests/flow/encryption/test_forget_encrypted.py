@@ -31,7 +31,7 @@ from tests.fixtures.remembered_log import RememberedLog
 from tests.fixtures.system import wait_for
 from tests.flow.encryption.raw_log import read_raw
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 CONTENT_TOPICS = (topics.TURNS, topics.NEXT_STATES, topics.SAMPLES, topics.LLM_CALLS)
 
 

@@ -71,7 +71,7 @@ def test_sessions_and_principals_have_keys_of_their_own(process: Process) -> Non
 
 def test_two_writers_that_meet_a_session_at_once_lose_nothing(bus: MemoryBus, process: Process) -> None:
     first, second = process(), process()
-    first.find("x"), second.find("x")
+    assert first.find("x") is second.find("x") is None
     made = [first.for_writing("session", "alice"), second.for_writing("session", "alice")]
     assert made[0] != made[1]
     late = process()
