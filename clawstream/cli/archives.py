@@ -71,11 +71,14 @@ def restore(
         bool, typer.Option("--new-timestamps", help="Of this moment, so that retention begins anew.")
     ] = False,
     append: Annotated[bool, typer.Option("--append", help="Write after whatever the topics hold.")] = False,
+    dangling_references: Annotated[
+        bool, typer.Option("--dangling-references", help="Also without topics that the restored ones refer to.")
+    ] = False,
 ) -> None:
     """Restores an archive to the (empty) topics of this namespace: same keys, partitions, headers, values, timestamps.
 
-    Offsets are new: events that refer to records by offset still say the old ones. Where each record went is written
-    down. Records older than their topic's retention are removed again by the broker.
+    Offsets are new: where each record went is written down, and what refers to records by offset is translated.
+    Records older than their topic's retention are removed again by the broker.
     """
     from clawstream.archives.restore import Restorer
 
@@ -93,6 +96,7 @@ def restore(
             resume=resume,
             append=append,
             new_timestamps=new_timestamps,
+            dangling_references=dangling_references,
             now_milliseconds=int(SystemClock().now().timestamp() * 1000),
             progress=lambda done, of: progress.update(bar, completed=done, total=of),
         ).run(_known(topic or []))
@@ -101,6 +105,10 @@ def restore(
         table.add_row(name, str(count), str(report.already[name]))
     output.print(table)
     output.print(f"old and new offsets: {places}")
+    if report.dangling:
+        errors.print(
+            f"{report.dangling} references lead nowhere: what they refer to is not in the archive", style="yellow"
+        )
     if report.expired:
         errors.print(
             f"{report.expired} records are older than their topic's retention, and the broker will remove them again: "

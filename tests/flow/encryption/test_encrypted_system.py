@@ -134,7 +134,7 @@ def test_the_log_holds_no_word_the_policy_learns_and_a_forgotten_session_cannot_
     assert trace.returncode == 0, trace.stderr
     assert "question" not in trace.stdout
     assert clawstream(config, "report", "drift").returncode == 0
-    for name in ("gateway-0", "judge", "teacher", "trainer"):
+    for name in ("gateway-0", "judge", "teacher"):
         system.kill(name)
     for number in range(8, 12):
         system.converse(number)
