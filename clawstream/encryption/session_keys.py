@@ -118,7 +118,11 @@ class SessionKeys:
         now = self._clock.monotonic_seconds()
         if self._reader is None:
             reader = LogReader(self._bus, [self._topic])
-            reader.bootstrap(self._apply)
+            try:
+                reader.bootstrap(self._apply)
+            except BaseException:
+                reader.close()
+                raise
             self._reader, self._refreshed_at = reader, now
         elif now - self._refreshed_at >= _REFRESH_SECONDS:
             self._refreshed_at = now

@@ -7,13 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from clawstream import topics
+from clawstream.bus.fold import LogReader
 from clawstream.bus.interface import TopicSpecification
 from clawstream.bus.memory import MemoryBus
 from clawstream.clock import ManualClock
 from clawstream.encryption.deletion import delete_keys, keys_of_principal, keys_of_session
 from clawstream.encryption.master_key import MasterKey
 from clawstream.encryption.session_keys import SessionKeys
-from clawstream.errors import SettingsError
+from clawstream.errors import BrokerUnavailable, SettingsError
 from schemas.events import SessionKeyEvent
 from tests.fixtures.buses import read_all
 
@@ -139,3 +140,22 @@ def test_another_master_key_is_wrong_settings_and_not_forgotten_content(
         process(master).find(key_id)
     plain_id, plain = process(None).for_writing("other", "alice")
     assert process(master).find(plain_id) == plain, "plain keys need none"
+
+
+def test_a_reader_that_could_not_read_the_keys_holds_no_client(
+    bus: MemoryBus, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key_id, key = process().for_writing("session", "alice")
+    closed: list[LogReader] = []
+    keys = process()
+
+    def unavailable(*_: object, **__: object) -> int:
+        raise BrokerUnavailable("no broker")
+
+    with monkeypatch.context() as away:
+        away.setattr(LogReader, "bootstrap", unavailable)
+        away.setattr(LogReader, "close", lambda reader: closed.append(reader))
+        with pytest.raises(BrokerUnavailable):
+            keys.find(key_id)
+    assert len(closed) == 1
+    assert keys.find(key_id) == key, "and it tries again"
