@@ -6,6 +6,7 @@ A blob's name is its sha256, so writing it twice writes the same object, and a r
 Write the blob first and the event after it: an event never refers to what does not exist.
 """
 
+import base64
 import hashlib
 import os
 import tempfile
@@ -15,6 +16,8 @@ from typing import Any, cast
 import fsspec
 import numpy as np
 import numpy.typing as npt
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
@@ -22,12 +25,17 @@ from clawstream.durable_files import sync_directory
 from clawstream.errors import BlobError, SettingsError
 from schemas.arrays import MAX_INLINE_BYTES, BlobReference, NumberArray, from_bytes
 
+_NONCE_BYTES = 12
+
 
 class BlobStore:
     """Writes blobs below one fsspec URL. All calls block: use a thread inside an event loop."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, encrypts: bool = False) -> None:
         """`url` is a folder: a path, `file:///...`, `s3://bucket/prefix`... Made when the first blob is written.
+
+        `encrypts`: every blob under a key of its own, which its reference holds. Then two writings of one array are two
+        blobs.
 
         Raises SettingsError for a URL that nothing here can write to.
         """
@@ -37,12 +45,17 @@ class BlobStore:
             raise SettingsError(f"blob store {url}: {error}") from error
         self._filesystem = found
         self._base = path.rstrip("/")
+        self._encrypts = encrypts
 
     def write(self, block: bytes) -> BlobReference:
         """Stores `block` and returns where it is. Returns when it is safe on disk, or in the bucket.
 
         Raises BlobError when the store refuses.
         """
+        key = b""
+        if self._encrypts:
+            key, nonce = AESGCM.generate_key(256), os.urandom(_NONCE_BYTES)
+            block = nonce + AESGCM(key).encrypt(nonce, block, None)
         checksum = hashlib.sha256(block).hexdigest()
         path = f"{self._base}/{checksum[:2]}/{checksum}"
         try:
@@ -53,7 +66,12 @@ class BlobStore:
                 self._filesystem.pipe_file(path, block)
         except OSError as error:
             raise BlobError(f"blob {path}: cannot be written: {error}") from error
-        return BlobReference(uri=str(self._filesystem.unstrip_protocol(path)), sha256=checksum, size_bytes=len(block))
+        return BlobReference(
+            uri=str(self._filesystem.unstrip_protocol(path)),
+            sha256=checksum,
+            size_bytes=len(block),
+            encryption_key=base64.b64encode(key).decode(),
+        )
 
     def pack(self, array: npt.NDArray[Any]) -> NumberArray:
         """`array` as part of an event: inline up to `MAX_INLINE_BYTES`, else as a blob that is written now."""
@@ -74,7 +92,7 @@ class BlobStore:
 
 
 def read_blob(reference: BlobReference) -> bytes:
-    """The bytes of a blob, from wherever it was written. Raises BlobError unless they have the checksum."""
+    """The content of a blob, from wherever it was written. Raises BlobError unless its bytes have the checksum."""
     try:
         filesystem, path = cast("tuple[AbstractFileSystem, str]", fsspec.url_to_fs(reference.uri))
         # One byte more than expected is enough to see that a replaced object is too long.
@@ -83,7 +101,15 @@ def read_blob(reference: BlobReference) -> bytes:
         raise BlobError(f"blob {reference.uri}: cannot be read: {error}") from error
     if len(block) != reference.size_bytes or hashlib.sha256(block).hexdigest() != reference.sha256:
         raise BlobError(f"blob {reference.uri}: its bytes do not have the checksum {reference.sha256}; it was damaged")
-    return block
+    return _decrypted(block, reference) if reference.encryption_key else block
+
+
+def _decrypted(block: bytes, reference: BlobReference) -> bytes:
+    try:
+        key = base64.b64decode(reference.encryption_key, validate=True)
+        return AESGCM(key).decrypt(block[:_NONCE_BYTES], block[_NONCE_BYTES:], None)
+    except (InvalidTag, ValueError) as error:
+        raise BlobError(f"blob {reference.uri}: the key of its reference does not decrypt it") from error
 
 
 def remove_blob(reference: BlobReference) -> bool:

@@ -61,7 +61,10 @@ def header(headers: Headers, name: str) -> str | None:
 
 
 def decode(record: Record) -> Event:
-    """The event in `record`. Raises DecodeError, which names the position, for anything that is not a known event."""
+    """The event in `record`. Raises DecodeError, which names the position, for anything that is not a known event, and
+    ForgottenContent for what was encrypted under a key that is deleted."""
+    if record.unreadable is not None:
+        raise record.unreadable
     if record.value is None:
         raise DecodeError(f"{record}: a tombstone where an event was expected")
     event_type = header(record.headers, "ce_type")

@@ -5,7 +5,8 @@
     ├── MissingDependencyError   a program or package that is needed is not installed
     ├── ContractError            data breaks a contract
     │   ├── DecodeError          a record cannot be decoded (goes to the dead-letter topic)
-    │   │   └── UntrainableSample  a sample whose numbers cannot be trained on: the same
+    │   │   ├── UntrainableSample  a sample whose numbers cannot be trained on: the same
+    │   │   └── ForgottenContent   its session's key was deleted (skipped and counted, no dead letter)
     │   ├── ArchiveError         an archive of topics is damaged, or does not fit where it should go
     │   ├── BlobError            a content-addressed blob is missing or has another checksum
     │   ├── MissingTurn          a score's turn is not where the score says
@@ -70,6 +71,11 @@ class DecodeError(ContractError):
 class UntrainableSample(DecodeError):  # noqa: N818
     """A sample that no trainer can use: lengths that disagree, numbers that are not finite, tokens without a known
     weight version, or more tokens than fit. Names the sample and all lengths."""
+
+
+class ForgottenContent(DecodeError):  # noqa: N818 - reads as the condition it names
+    """A record's content was encrypted under a key that was deleted: it can never be read again. No fault of anybody:
+    who meets it goes on without it."""
 
 
 class ArchiveError(ContractError):

@@ -50,6 +50,17 @@ EXIT_CODE_WRONG_SETTINGS: Final = 2
 """Of a process whose settings are wrong. Tells the supervisor that starting it again would not help."""
 
 
+class EncryptionSettings(Section):
+    """Content on the log, encrypted per session. The same for all processes of a system."""
+
+    sessions: bool = False
+    """Whether what is said, and what follows from it, is written encrypted under a key of its session. Reading needs no
+    setting: what is encrypted is decrypted wherever its key is."""
+    master_key_file: ConfigPath | None = None
+    """File with base64 of 32 bytes that wrap the sessions' keys; else CLAWSTREAM_MASTER_KEY in the environment. Without
+    either the keys stand on the log as they are: then `clawstream forget` works, but the log keeps no secret."""
+
+
 class KafkaSettings(Section):
     """How to reach the log."""
 
@@ -64,6 +75,8 @@ class KafkaSettings(Section):
     earliest that is left. Both name the lost range in the log."""
     client_properties: dict[str, str] = {}
     """Further librdkafka properties, for example for SASL. They cannot override what exactly-once rests on."""
+    encryption: EncryptionSettings = EncryptionSettings()
+    """Content encrypted per session."""
 
 
 class LogSettings(Section):

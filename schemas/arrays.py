@@ -17,6 +17,8 @@ DataType = Literal["int32", "int64", "float16", "float32", "float64", "uint8"]
 
 MAX_INLINE_BYTES = 256 * 1024
 """Above this many raw bytes an array is stored as a blob."""
+ENCRYPTION_OVERHEAD_BYTES = 28
+"""Of AES-256-GCM: a nonce of 12 bytes and a tag of 16."""
 
 
 class BlobReference(BaseModel):
@@ -30,6 +32,14 @@ class BlobReference(BaseModel):
     """Checksum of the object's bytes in hexadecimal, verified by every reader."""
     size_bytes: int = Field(ge=0)
     """Length of the object in bytes."""
+    encryption_key: str = ""
+    """Base64 of the AES-256-GCM key that encrypts this object alone; empty for a plain one. As secret as the content:
+    it stands only inside what the key of the session encrypts, so that the blob is lost with that key."""
+
+    @property
+    def content_bytes(self) -> int:
+        """Length of what is in it: an encrypted object has a nonce before it and a tag behind."""
+        return self.size_bytes - ENCRYPTION_OVERHEAD_BYTES if self.encryption_key else self.size_bytes
 
 
 class NumberArray(BaseModel):
@@ -58,7 +68,7 @@ class NumberArray(BaseModel):
                 raise ValueError(f"data is not base64: {error}") from error
         else:
             assert self.blob is not None
-            found_bytes = self.blob.size_bytes
+            found_bytes = self.blob.content_bytes
         if found_bytes != expected_bytes:
             raise ValueError(f"shape {self.shape} of {self.dtype} needs {expected_bytes} bytes, found {found_bytes}")
         return self

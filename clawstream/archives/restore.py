@@ -1,8 +1,8 @@
 """An archive back to topics: the same keys, partitions, headers, values and timestamps, in the same order.
 
-Offsets are the log's to give, so they are new. Within a partition their order is the old one, but events that refer to
-records by offset (`turn_ref`, `next_state_ref`, a train-step's `ref`) still say the old ones: the restore writes down
-where every record went. What does not depend on offsets holds as it is: ids, keys, compaction, the order of a session.
+Offsets are the log's to give, so they are new, whether a topic was empty or not. The restore writes down where every
+record went, and translates what refers to records by offset (references.py); so topics come in the order in which they
+refer to each other. Everything else holds as it is: ids, keys, compaction, the order of a session.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from clawstream.archives.manifest import ArchivedPartition, ArchivedTopic, read_manifest, verify_files
-from clawstream.archives.parquet_files import OffsetFile, read_records
+from clawstream.archives.parquet_files import OffsetFile, read_offsets, read_records
+from clawstream.archives.references import TRANSLATED_TO, Places, Translator, in_order
 from clawstream.bus.interface import Bus, Delivery, OutgoingRecord, Producer, Record, TopicPartition
 from clawstream.bus.ranges import read_once, topic_ranges
 from clawstream.errors import ArchiveError
@@ -29,6 +30,8 @@ class RestoreReport:
     """Topic to records that this run wrote."""
     already: dict[str, int] = field(default_factory=dict[str, int])
     """Topic to records that an interrupted run had written."""
+    dangling: int = 0
+    """References to records that are not in the archive: they lead nowhere now."""
     expired: int = 0
     """Records written with a timestamp that is past their topic's retention: the broker will remove them."""
     offsets_directory: Path | None = None
@@ -48,12 +51,14 @@ class Restorer:
         resume: bool = False,
         append: bool = False,
         new_timestamps: bool = False,
+        dangling_references: bool = False,
         now_milliseconds: int,
         progress: Callable[[int, int], None] = lambda _done, _of: None,
     ) -> None:
         """`resume` continues what was interrupted, after checking that it is a beginning of this archive. `append`
         writes after whatever the topics hold. `new_timestamps` gives records the present time, so that their retention
-        begins anew. `progress` is told records done and records in all.
+        begins anew. `dangling_references` lets events refer to topics that were never restored. `progress` is told
+        records done and records in all.
 
         Raises ArchiveError for an archive that is damaged or incomplete.
         """
@@ -68,6 +73,7 @@ class Restorer:
         self._progress = progress
         self._manifest = read_manifest(directory)
         verify_files(directory, self._manifest)
+        self._translator = Translator(self._manifest.namespace, namespace, Places(), dangling_references)
         self._done = 0
         self._total = sum(topic.rows for topic in self._manifest.topics)
 
@@ -77,13 +83,15 @@ class Restorer:
         Raises ArchiveError when a topic is not in the archive, has other partitions, or is not empty, before anything
         is written; BusError and OSError later, after which `resume` goes on.
         """
-        chosen = [each for each in self._manifest.topics if not topics or each.topic in topics]
+        named = {each.topic: each for each in self._manifest.topics if not topics or each.topic in topics}
+        chosen = [named[topic] for topic in in_order(list(named))]
         unknown = set(topics) - {each.topic for each in chosen}
         if unknown:
             raise ArchiveError(f"{self._directory}: holds no {', '.join(sorted(unknown))}")
         self._total = sum(topic.rows for topic in chosen)
         ranges = {topic.topic: self._checked(topic) for topic in chosen}
         report = RestoreReport(offsets_directory=self._offsets_directory)
+        self._recall_places({each.topic for each in chosen})
         producer = self._bus.producer()
         try:
             for topic in chosen:
@@ -95,9 +103,22 @@ class Restorer:
                     )
                     report.already[topic.topic] += already
                     report.written[topic.topic] += written
+                self._recall(topic.topic)
+            report.dangling = self._translator.dangling
         finally:
             producer.close()
         return report
+
+    def _recall_places(self, restored_now: set[str]) -> None:
+        """Of topics that an earlier run restored with the same folder of offsets."""
+        for topic in self._manifest.topics:
+            if topic.topic not in restored_now:
+                self._recall(topic.topic)
+
+    def _recall(self, topic: str) -> None:
+        if topic in TRANSLATED_TO:
+            for file in sorted((self._offsets_directory / topic).glob("partition-*.parquet")):
+                self._translator.places.add(topic, int(file.stem.removeprefix("partition-")), read_offsets(file))
 
     def _checked(self, topic: ArchivedTopic) -> dict[TopicPartition, tuple[int, int]]:
         name = full_name(self._namespace, topic.topic)
@@ -125,11 +146,12 @@ class Restorer:
         folder.mkdir(parents=True, exist_ok=True)
         offsets = OffsetFile(folder / f"partition-{place.partition:05d}.parquet")
         records = self._records(archived, place)
-        already = self._pass_over(records, place, present, offsets) if self._resume else 0
+        already = self._pass_over(topic.topic, records, place, present, offsets) if self._resume else 0
         written = 0
         waiting: dict[int, int] = {}
         try:
-            for record in records:
+            for archived_record in records:
+                record = self._translator.translated(topic.topic, archived_record)
 
                 def delivered(delivery: Delivery, old_offset: int = record.offset) -> None:
                     waiting[old_offset] = delivery.offset
@@ -178,12 +200,19 @@ class Restorer:
         return (record.key, record.value, record.headers, time)
 
     def _pass_over(
-        self, records: Iterator[Record], place: TopicPartition, present: tuple[int, int], offsets: OffsetFile
+        self,
+        topic: str,
+        records: Iterator[Record],
+        place: TopicPartition,
+        present: tuple[int, int],
+        offsets: OffsetFile,
     ) -> int:
         """Skips what the partition holds already. Raises ArchiveError unless it is a beginning of the archive."""
         passed = 0
         for found in read_once(self._bus, {place: present}):
             record = next(records, None)
+            if record is not None:
+                record = self._translator.translated(topic, record)
             if record is None or self._content(record) != self._content(found):
                 offsets.close()
                 raise ArchiveError(f"{found} is not what the archive holds there: somebody else wrote to {place.topic}")

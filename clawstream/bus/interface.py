@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from clawstream.errors import ContractError
+
 Headers = tuple[tuple[str, bytes], ...]
 
 BEGINNING: Final = -2
@@ -41,6 +43,15 @@ class Record:
     headers: Headers
     timestamp_milliseconds: int
     """When its producer made it, since 1970 UTC."""
+    encrypted_value: bytes | None = None
+    """The value as it lies on the log, when `value` is what was decrypted from it."""
+    unreadable: ContractError | None = None
+    """Why the value is still encrypted: whoever decodes the record raises it."""
+
+    @property
+    def value_on_log(self) -> bytes | None:
+        """The value byte for byte as it was written: what a copy of the record must carry."""
+        return self.value if self.encrypted_value is None else self.encrypted_value
 
     @property
     def topic_partition(self) -> TopicPartition:

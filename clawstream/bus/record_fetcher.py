@@ -54,7 +54,7 @@ class _RecordCache:
 
 
 def _size(record: Record) -> int:
-    return len(record.key or b"") + len(record.value or b"") + 200
+    return len(record.key or b"") + len(record.value or b"") + len(record.encrypted_value or b"") + 200
 
 
 class _Request:

@@ -15,7 +15,7 @@ from clawstream.clock import SystemClock
 from clawstream.errors import SettingsError
 from clawstream.settings import KafkaSettings
 from clawstream.supervisor.settings import load_system_settings
-from clawstream.topics import topic_definitions
+from clawstream.topics import SESSION_KEYS, topic_definitions
 
 
 def register(app: typer.Typer) -> None:
@@ -26,18 +26,21 @@ def register(app: typer.Typer) -> None:
 
 def export(
     to: Annotated[Path, typer.Option(help="A folder that is empty or does not exist.")],
-    topic: Annotated[list[str] | None, typer.Option(help="Such as turns.v1; may be repeated [default: all].")] = None,
+    topic: Annotated[
+        list[str] | None, typer.Option(help="Such as turns.v1; may be repeated [default: all but session-keys.v1].")
+    ] = None,
     config: ConfigOption = None,
     file_megabytes: Annotated[int, typer.Option(help="Content of one file, before compression.", min=1)] = 256,
 ) -> None:
     """Exports topics to Parquet, up to their present end: keys, headers, values, timestamps and offsets.
 
-    Arrays in blobs and archived batches are files of their own: copy those folders too.
+    Arrays in blobs and archived batches are files of their own: copy those folders too. What is encrypted stays so, and
+    its keys stay on the log: an archive that held both could be read whatever is forgotten later.
     """
     from clawstream.archives.export import export_topics
 
     kafka = _kafka(config)
-    topics = _known(topic or []) or list(topic_definitions())
+    topics = _known(topic or []) or [each for each in topic_definitions() if each != SESSION_KEYS]
     with _progress() as progress:
         bar = progress.add_task("exporting", total=None)
         manifest = export_topics(
@@ -68,11 +71,14 @@ def restore(
         bool, typer.Option("--new-timestamps", help="Of this moment, so that retention begins anew.")
     ] = False,
     append: Annotated[bool, typer.Option("--append", help="Write after whatever the topics hold.")] = False,
+    dangling_references: Annotated[
+        bool, typer.Option("--dangling-references", help="Also without topics that the restored ones refer to.")
+    ] = False,
 ) -> None:
     """Restores an archive to the (empty) topics of this namespace: same keys, partitions, headers, values, timestamps.
 
-    Offsets are new: events that refer to records by offset still say the old ones. Where each record went is written
-    down. Records older than their topic's retention are removed again by the broker.
+    Offsets are new: where each record went is written down, and what refers to records by offset is translated.
+    Records older than their topic's retention are removed again by the broker.
     """
     from clawstream.archives.restore import Restorer
 
@@ -90,6 +96,7 @@ def restore(
             resume=resume,
             append=append,
             new_timestamps=new_timestamps,
+            dangling_references=dangling_references,
             now_milliseconds=int(SystemClock().now().timestamp() * 1000),
             progress=lambda done, of: progress.update(bar, completed=done, total=of),
         ).run(_known(topic or []))
@@ -98,6 +105,10 @@ def restore(
         table.add_row(name, str(count), str(report.already[name]))
     output.print(table)
     output.print(f"old and new offsets: {places}")
+    if report.dangling:
+        errors.print(
+            f"{report.dangling} references lead nowhere: what they refer to is not in the archive", style="yellow"
+        )
     if report.expired:
         errors.print(
             f"{report.expired} records are older than their topic's retention, and the broker will remove them again: "

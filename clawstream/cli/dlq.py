@@ -19,6 +19,7 @@ from clawstream.dead_letters.letter import Letter, counts
 from clawstream.dead_letters.reading import ValueReader, read_letters
 from clawstream.dead_letters.redrive import Redriver, RedriveReport
 from clawstream.dead_letters.selection import Selection, moment
+from clawstream.encryption.bus import open_bus
 from clawstream.errors import OffsetNotRetained, SettingsError
 from clawstream.settings import KafkaSettings
 from clawstream.stages import STAGES, Stage
@@ -68,7 +69,7 @@ def show(
 ) -> None:
     """Shows one dead letter whole: where it was, why it is here, its headers and its value."""
     kafka = _kafka(config)
-    bus = _bus(kafka)
+    bus = open_bus(kafka, client_id="dlq")
     (letter,) = _named([name], read_letters(bus, kafka.namespace, [_stage_of(name)]))
     values = ValueReader(bus)
     try:
@@ -159,6 +160,7 @@ def _kafka(config: ConfigOption) -> KafkaSettings:
 
 
 def _bus(kafka: KafkaSettings) -> KafkaBus:
+    """Decrypts nothing: what is sent back are the bytes that came."""
     return KafkaBus(kafka, client_id="dlq")
 
 

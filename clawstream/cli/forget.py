@@ -41,8 +41,9 @@ def forget(
     """Forgets a session or a principal: shows what would be removed; with --yes, removes it.
 
     Judges, teachers and trainers refuse what is left. Samples, index entries and paid judge calls get tombstones, blobs
-    that nobody else names are removed. Turns, next states and scores stay readable until their topic's retention;
-    weights that learned from it are listed, and stay.
+    that nobody else names are removed. Turns, next states and scores stay until their topic's retention: readable,
+    unless they are encrypted (kafka.encryption), for then the keys are deleted first of all. Weights that learned from
+    it are listed, and stay.
     """
     if (session is None) == (user is None):
         raise SettingsError("say what to forget: --session ID or --user PRINCIPAL")
@@ -78,6 +79,8 @@ def as_document(subject: Subject, report: ForgetReport, *, dry_run: bool) -> dic
         "changed": report.changed,
         "turns": len(found.turn_ids),
         "live_keys": {topic: len(keys) for topic, keys in found.live.items()},
+        "session_keys": len(found.session_keys),
+        "session_keys_deleted": report.session_keys_deleted,
         "tombstones_written": report.tombstones,
         "blobs": len(found.blobs),
         "blobs_shared": len(found.shared_blobs),
@@ -86,6 +89,7 @@ def as_document(subject: Subject, report: ForgetReport, *, dry_run: bool) -> dic
             topic: {
                 "records": kept.records,
                 "value_bytes": kept.value_bytes,
+                "encrypted_records": kept.encrypted_records,
                 "gone_after": None if kept.gone_after is None else kept.gone_after.isoformat(),
             }
             for topic, kept in found.retained.items()
@@ -109,6 +113,9 @@ def _print(subject: Subject, report: ForgetReport, *, dry_run: bool) -> None:
     found, request = report.found, report.request
     table = Table("what", "how much", "what becomes of it", box=None)
     done = "would be removed" if dry_run else "removed"
+    if found.session_keys or report.session_keys_deleted:
+        count = report.session_keys_deleted or len(found.session_keys)
+        table.add_row("keys", str(count), f"{done} first: what they encrypted is unreadable")
     for topic, keys in found.live.items():
         table.add_row(topic, f"{len(keys)} keys", f"{done} by tombstones" if keys else "nothing to remove")
     table.add_row("blobs", str(len(found.blobs)), done if found.blobs else "nothing to remove")
@@ -116,7 +123,13 @@ def _print(subject: Subject, report: ForgetReport, *, dry_run: bool) -> None:
         table.add_row("blobs of others too", str(len(found.shared_blobs)), "stay: other turns name them")
     for topic, kept in found.retained.items():
         until = "for ever" if kept.gone_after is None else f"until about {kept.gone_after:%Y-%m-%d}"
-        table.add_row(topic, f"{kept.records} records", f"stay readable {until} (retention); refused by every stage")
+        plain = kept.records - kept.encrypted_records
+        if kept.encrypted_records:
+            table.add_row(
+                topic, f"{kept.encrypted_records} encrypted records", f"stay {until}, unreadable with the keys"
+            )
+        if plain:
+            table.add_row(topic, f"{plain} records", f"stay readable {until} (retention); refused by every stage")
     for step in found.steps:
         made = "no version" if step.weight_version is None else f"version {step.weight_version}"
         table.add_row(f"step {step.step}", f"{len(step.sample_ids)} samples", f"trained; made {made}")

@@ -12,10 +12,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from clawstream.blobs import BlobStore
-from clawstream.bus.kafka import KafkaBus
+from clawstream.bus.interface import Bus
 from clawstream.cli.options import ConfigOption
 from clawstream.cli.terminal import errors, optional_config, output
 from clawstream.clock import SystemClock
+from clawstream.encryption.bus import open_bus
 from clawstream.engine.client import HttpEngineClient
 from clawstream.engine.pool import EnginePool
 from clawstream.errors import MissingDependencyError
@@ -61,12 +62,12 @@ def import_logs(
         _run(
             files,
             log_format,
-            KafkaBus(kafka, client_id="import"),
+            open_bus(kafka, client_id="import", renews_keys=True),
             kafka.namespace,
             engine,
             ImportRules(policy, principal, trainable),
             _renderer(model, renderer),
-            BlobStore(str(Path(blobs).resolve()) if "://" not in blobs else blobs),
+            BlobStore(str(Path(blobs).resolve()) if "://" not in blobs else blobs, encrypts=kafka.encryption.sessions),
             concurrent,
         )
     )
@@ -92,7 +93,7 @@ def as_document(report: ImportReport) -> dict[str, Any]:
 async def _run(
     files: Sequence[Path],
     log_format: LogFormat,
-    bus: KafkaBus,
+    bus: Bus,
     namespace: str,
     urls: Sequence[str],
     rules: ImportRules,

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from clawstream.bus.kafka import KafkaBus
+from clawstream.bus.interface import Bus
 from clawstream.cli.options import ConfigOption
 from clawstream.cli.terminal import optional_config, output
 from clawstream.clock import SystemClock
 from clawstream.dead_letters.selection import moment
+from clawstream.encryption.bus import open_bus
 from clawstream.errors import SettingsError
 from clawstream.reports.drift import drift
 from clawstream.reports.evaluation_file import read_evaluation
@@ -84,8 +85,8 @@ def _settings(config: ConfigOption) -> SystemSettings:
     return load_system_settings(optional_config(config), os.environ)
 
 
-def _bus(settings: SystemSettings) -> KafkaBus:
-    return KafkaBus(settings.kafka, client_id="report")
+def _bus(settings: SystemSettings) -> Bus:
+    return open_bus(settings.kafka, client_id="report")
 
 
 def _window(since: str, until: str | None) -> Window:

@@ -7,10 +7,10 @@ import orjson
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from clawstream.bus.kafka import KafkaBus
 from clawstream.bus.ranges import Progress as RangeProgress
 from clawstream.cli.options import ConfigOption
 from clawstream.cli.terminal import errors, optional_config, output
+from clawstream.encryption.bus import open_bus
 from clawstream.supervisor.settings import load_system_settings
 from clawstream.tracing.chain import trace as trace_chain
 from clawstream.tracing.tree import chain_tree
@@ -48,7 +48,7 @@ def trace(
             return lambda done, of: progress.update(line, completed=done, total=of)
 
         document = trace_chain(
-            KafkaBus(settings.kafka, client_id="trace"),
+            open_bus(settings.kafka, client_id="trace"),
             settings.kafka.namespace,
             identity,
             policy=policy or settings.policy,

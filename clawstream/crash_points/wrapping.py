@@ -36,9 +36,11 @@ def with_handler_crash(handler: Handler, point: CrashPoint | None) -> Handler:
     return handler if point is None else _CrashingHandler(handler, point)
 
 
-def with_blob_crash(url: str, point: CrashPoint | None) -> BlobStore:
+def with_blob_crash(url: str, point: CrashPoint | None, *, encrypts: bool = False) -> BlobStore:
     """A blob store at `url`. Raises SettingsError."""
-    return BlobStore(url) if point is None else _CrashingBlobStore(url, point)
+    if point is None:
+        return BlobStore(url, encrypts=encrypts)
+    return _CrashingBlobStore(url, point, encrypts=encrypts)
 
 
 def with_sync_crash(sync: Callable[[int], None], point: CrashPoint | None) -> Callable[[int], None]:
@@ -206,8 +208,8 @@ class _CrashingHandler(Handler):
 
 
 class _CrashingBlobStore(BlobStore):
-    def __init__(self, url: str, point: CrashPoint) -> None:
-        super().__init__(url)
+    def __init__(self, url: str, point: CrashPoint, *, encrypts: bool) -> None:
+        super().__init__(url, encrypts=encrypts)
         self._point = point
 
     def write(self, block: bytes) -> BlobReference:

@@ -1,4 +1,5 @@
-"""Carrying out a request: first its record, so that nobody uses the data any more, then what holds the data.
+"""Carrying out a request: first the keys of encrypted content, which nobody can read from then on; then its record, so
+that nobody uses the data any more; then what holds the data.
 
 Every part may be repeated: a run that was interrupted is finished by the next, and a run after a finished one finds
 nothing to do.
@@ -14,6 +15,7 @@ from clawstream.bus.interface import Bus, OutgoingRecord
 from clawstream.bus.ranges import read_once, topic_ranges
 from clawstream.clock import Clock
 from clawstream.codec import encode
+from clawstream.encryption.deletion import delete_keys
 from clawstream.forgetting.batches import BatchRewriter, BatchTreatment, treat_batch
 from clawstream.forgetting.forgotten import Forgotten, forgotten_key
 from clawstream.forgetting.survey import Subject, Survey, survey
@@ -38,6 +40,8 @@ class ForgetReport:
     """Topic, without namespace, to the keys that this run removed."""
     blobs_removed: int
     """Blobs that this run removed."""
+    session_keys_deleted: int
+    """Keys of sessions that this run deleted."""
     changed: bool
     """Whether this run wrote or removed anything."""
 
@@ -64,7 +68,7 @@ class Forgetting:
     def look(self, subject: Subject) -> ForgetReport:
         """What a run would find. Changes nothing. Raises BusError."""
         self._progress("reading the log")
-        return ForgetReport(survey(self._bus, self._namespace, subject), self.request(subject), {}, 0, changed=False)
+        return ForgetReport(survey(self._bus, self._namespace, subject), self.request(subject), {}, 0, 0, changed=False)
 
     def run(self, subject: Subject, batches: BatchTreatment) -> ForgetReport:
         """Forgets. Raises BusError, BlobError, OSError; then run it again.
@@ -75,6 +79,7 @@ class Forgetting:
         request = before or ForgottenEvent(kind=subject.kind, subject=subject.name, requested_at=self._clock.now())
         self._progress("reading the log")
         found = survey(self._bus, self._namespace, subject)
+        keys_deleted = self._delete_keys(found)
         request = request.model_copy(update={"turn_ends": self._turn_ends(subject, before, found)})
         if before is None or request != before or any(found.live.values()):
             request = request.model_copy(update={"completed_at": None})
@@ -82,6 +87,7 @@ class Forgetting:
         if before is None:
             # Who had not read the request yet may have written since the first look.
             found = survey(self._bus, self._namespace, subject)
+            keys_deleted += self._delete_keys(found)
         self._progress("writing tombstones")
         tombstones = self._write_tombstones(found)
         self._progress("removing blobs")
@@ -91,6 +97,7 @@ class Forgetting:
             update={
                 "turns": max(request.turns, len(found.turn_ids)),
                 "tombstones": _sums(request.tombstones, tombstones),
+                "session_keys": request.session_keys + keys_deleted,
                 "blobs_removed": request.blobs_removed + blobs_removed,
                 "weight_versions": sorted({*request.weight_versions, *found.weight_versions}),
                 "batches": self._treated(found, request.batches, batches),
@@ -100,7 +107,7 @@ class Forgetting:
         if changed:
             request = request.model_copy(update={"completed_at": self._clock.now()})
             self._write_request(request)
-        return ForgetReport(found, request, tombstones, blobs_removed, changed=changed)
+        return ForgetReport(found, request, tombstones, blobs_removed, keys_deleted, changed=changed)
 
     def request(self, subject: Subject) -> ForgottenEvent | None:
         """The record of an earlier request for `subject`. Raises BusError and DecodeError."""
@@ -113,6 +120,12 @@ class Forgetting:
         if before is not None and len(found.turn_ids) <= before.turns and not any(found.live.values()):
             return before.turn_ends
         return found.turn_ends
+
+    def _delete_keys(self, found: Survey) -> int:
+        self._progress("deleting keys")
+        if found.session_keys:
+            delete_keys(self._bus, self._namespace, found.session_keys, _SOURCE)
+        return len(found.session_keys)
 
     def _write_request(self, request: ForgottenEvent) -> None:
         key = forgotten_key(request.kind, request.subject)

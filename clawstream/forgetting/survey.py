@@ -1,7 +1,9 @@
 """What the log holds of a session or a principal. Reads the topics once, and changes nothing.
 
 Topics that are compacted can be cleared: a tombstone takes the place of every key. In the others a record stays
-readable until the topic's retention removes it; the survey says how many there are and until when.
+readable until the topic's retention removes it; the survey says how many there are and until when, and how many of them
+are encrypted: they are unreadable as soon as the keys are deleted. Takes a bus that decrypts nothing: what it needs
+stands beside the content.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +15,9 @@ import orjson
 
 from clawstream.bus.interface import Bus, Record, TopicPartition
 from clawstream.bus.ranges import read_once, topic_ranges
-from clawstream.codec import decode_as
+from clawstream.codec import decode_as, header
+from clawstream.encryption.deletion import keys_of_principal, keys_of_session
+from clawstream.encryption.envelope import KEY_HEADER
 from clawstream.forgetting.lineage import SeenStep, descendants
 from clawstream.topics import TRAIN_STEPS, TURNS, TopicDefinition, full_name, partition_for, topic_definitions
 from schemas.arrays import BlobReference
@@ -39,6 +43,8 @@ class Retained:
 
     records: int = 0
     value_bytes: int = 0
+    encrypted_records: int = 0
+    """Of `records`: their content goes with the key of their session."""
     newest_milliseconds: int = 0
     """Timestamp of the newest record."""
     retention: timedelta | None = None
@@ -62,8 +68,11 @@ class Survey:
 
     turn_ends: dict[str, int] = field(default_factory=dict[str, int])
     """Partition of `turns` (as text) to its end when it was read."""
+    session_ids: set[str] = field(default_factory=set[str])
     turn_ids: set[str] = field(default_factory=set[str])
     next_state_ids: set[str] = field(default_factory=set[str])
+    session_keys: list[bytes] = field(default_factory=list[bytes])
+    """Ids of the keys that the sessions have: what they encrypt is unreadable without."""
     live: dict[str, LiveKeys] = field(default_factory=dict[str, LiveKeys])
     """Compacted topic, without namespace, to what a tombstone removes."""
     retained: dict[str, Retained] = field(default_factory=dict[str, Retained])
@@ -80,7 +89,7 @@ class Survey:
     @property
     def is_empty(self) -> bool:
         """Whether the log holds nothing of it that could be removed or was trained."""
-        return not (self.turn_ids or any(self.live.values()) or self.retained or self.steps)
+        return not (self.turn_ids or self.session_keys or any(self.live.values()) or self.retained or self.steps)
 
 
 def survey(bus: Bus, namespace: str, subject: Subject) -> Survey:
@@ -107,7 +116,14 @@ class _Surveyor:
             self._read_compacted(definition)
         self._keep_shared_blobs([*kept, *compacted])
         self._read_steps()
+        self._found.session_keys = self._keys()
         return self._found
+
+    def _keys(self) -> list[bytes]:
+        name = self._subject.name
+        if self._subject.kind is ForgottenKind.SESSION:
+            return keys_of_session(self._bus, self._namespace, name)
+        return keys_of_principal(self._bus, self._namespace, name, sorted(self._found.session_ids))
 
     def _read_retained(self, definition: TopicDefinition) -> None:
         ranges = self._ranges(definition)
@@ -120,6 +136,7 @@ class _Surveyor:
                 continue
             retained.records += 1
             retained.value_bytes += len(record.value or b"")
+            retained.encrypted_records += header(record.headers, KEY_HEADER) is not None
             retained.newest_milliseconds = max(retained.newest_milliseconds, record.timestamp_milliseconds)
             self._note(document)
         if retained.records:
@@ -173,7 +190,9 @@ class _Surveyor:
         return fields if is_its else None
 
     def _note(self, document: Mapping[str, Any]) -> None:
-        turn_id, next_state_id = document.get("turn_id"), document.get("next_state_id")
+        session_id, turn_id, next_state_id = (document.get(name) for name in ("session_id", "turn_id", "next_state_id"))
+        if isinstance(session_id, str):
+            self._found.session_ids.add(session_id)
         if isinstance(turn_id, str):
             self._found.turn_ids.add(turn_id)
         if isinstance(next_state_id, str):

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from clawstream.bus.interface import Bus, Record, TopicPartition
 from clawstream.bus.ranges import partitions_of, read_ranges
 from clawstream.codec import decode
+from clawstream.errors import ForgottenContent
 from schemas.events import Event
 
 _SILENCE_SECONDS = 10.0
@@ -31,14 +32,17 @@ class Window:
 
 
 def events_within(bus: Bus, topics: Sequence[str], window: Window) -> Iterator[Event]:
-    """Every event of `topics` (full names) in the window, one after another: nothing is kept.
+    """Every event of `topics` (full names) in the window that is not forgotten, one after another: nothing is kept.
 
     Raises BrokerUnavailable, BusError for a topic that does not exist, and DecodeError for a foreign record.
     """
     for partition in [partition for topic in topics for partition in partitions_of(bus, topic)]:
         for record in _records(bus, partition, window):
             if record.value is not None and window.holds(record):
-                yield decode(record)
+                try:
+                    yield decode(record)
+                except ForgottenContent:
+                    continue
 
 
 def _records(bus: Bus, partition: TopicPartition, window: Window) -> Iterator[Record]:

@@ -4,10 +4,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+import orjson
+
 from clawstream.bus.interface import Bus, Consumer, Record, TopicPartition
 from clawstream.bus.ranges import Progress, partitions_of, ranges_since, read_ranges
 from clawstream.codec import decode, header
-from clawstream.errors import DecodeError
+from clawstream.errors import DecodeError, ForgottenContent
 from clawstream.topics import NEXT_STATES, SAMPLES, SCORES, TURNS, full_name
 from schemas.events import NextStateEvent, SampleEvent, ScoreEvent, TurnEvent
 from schemas.events.base import RecordReference
@@ -64,7 +66,10 @@ class LogScan:
             for record in self._records(topic, None, None):
                 if header(record.headers, "ce_id") != identity:
                     continue
-                event = decode(record)
+                try:
+                    event = decode(record)
+                except ForgottenContent:
+                    return TurnRecords(orjson.loads(record.value or b"")["turn_id"], partition=record.partition)
                 assert isinstance(event, TurnEvent | SampleEvent | NextStateEvent | ScoreEvent)
                 return TurnRecords(event.turn_id, partition=record.partition)
         return None
@@ -78,7 +83,10 @@ class LogScan:
             turn_id = header(record.headers, "ce_id") or ""
             if turn_id not in missing:
                 continue
-            event = decode(record)
+            try:
+                event = decode(record)
+            except ForgottenContent:
+                continue
             assert isinstance(event, TurnEvent)
             each = missing.pop(turn_id)
             each.turn, each.turn_ref = event, _reference(record)

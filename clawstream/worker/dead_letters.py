@@ -5,7 +5,7 @@ from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 
 from clawstream.bus.interface import OutgoingRecord, Record
-from clawstream.errors import TooManyDeadLetters
+from clawstream.errors import ClawstreamError, EngineError, TooManyDeadLetters
 from clawstream.worker.outcomes import DeadLetter
 
 _MAX_MESSAGE_BYTES = 512
@@ -15,7 +15,7 @@ def dead_letter_record(
     record: Record, outcome: DeadLetter, *, topic: str, group: str, service_version: str, now: datetime
 ) -> OutgoingRecord:
     """The record for the dead-letter topic `topic` (full name). The key decides its partition."""
-    message = str(outcome.error).encode()[:_MAX_MESSAGE_BYTES].decode(errors="ignore").encode()
+    message = _message(record, outcome.error).encode()[:_MAX_MESSAGE_BYTES].decode(errors="ignore").encode()
     headers = {
         "dlq.topic": record.topic.encode(),
         "dlq.partition": str(record.partition).encode(),
@@ -34,9 +34,17 @@ def dead_letter_record(
     return OutgoingRecord(
         topic=topic,
         key=record.key,
-        value=None if outcome.without_value else record.value,
+        value=None if outcome.without_value else record.value_on_log,
         headers=(*record.headers, *headers.items()),
     )
+
+
+def _message(record: Record, error: BaseException) -> str:
+    """Our own errors name positions and fields; what engines answer, and others raise, may quote what was encrypted."""
+    is_ours = isinstance(error, ClawstreamError) and not isinstance(error, EngineError)
+    if record.encrypted_value is None or is_ours:
+        return str(error)
+    return "withheld: the record is encrypted, and the message may quote it"
 
 
 def installed_version() -> str:

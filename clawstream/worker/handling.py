@@ -15,6 +15,7 @@ from clawstream.errors import (
     EngineUnavailable,
     FatalBusError,
     Fenced,
+    ForgottenContent,
     HandlerCancelled,
     NoEngineReady,
     RetryLater,
@@ -23,7 +24,7 @@ from clawstream.log import Logger
 from clawstream.metrics import Metrics
 from clawstream.worker.deadline import Deadline
 from clawstream.worker.handler import Handler
-from clawstream.worker.outcomes import DeadLetter, Outcome
+from clawstream.worker.outcomes import DeadLetter, Outcome, Skip
 from clawstream.worker.settings import WorkerSettings
 from clawstream.worker.tracker import Ticket
 
@@ -180,6 +181,8 @@ class HandlerPool:
                 delay = min(2 * delay, self._settings.retry_max_seconds)
             except (Fenced, FatalBusError):
                 raise
+            except ForgottenContent:
+                return Skip("forgotten")
             except ContractError as error:
                 return DeadLetter("undecodable", error, attempt)
             except asyncio.CancelledError:

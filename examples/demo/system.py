@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from clawstream.bus.kafka import KafkaBus
+from clawstream.bus.interface import Bus
+from clawstream.encryption.bus import open_bus
 from clawstream.process_identity import ProcessIdentity, free_ports
 from clawstream.settings import KafkaSettings
 from clawstream.supervisor import control
@@ -52,9 +53,9 @@ class DemoSystem:
         """First part of all topic names."""
         return self.settings.kafka.namespace
 
-    def bus(self) -> KafkaBus:
+    def bus(self) -> Bus:
         """The log."""
-        return KafkaBus(self.settings.kafka, client_id="demo")
+        return open_bus(self.settings.kafka, client_id="demo")
 
     def stop(self) -> None:
         """Ends all processes, gracefully."""

@@ -11,6 +11,7 @@ from schemas.events.next_state import NextStateEvent
 from schemas.events.replay import ReplayScoreEvent
 from schemas.events.sample import SampleEvent
 from schemas.events.score import ScoreEvent
+from schemas.events.session_key import SessionKeyEvent
 from schemas.events.skipped_inputs import SkippedInputsEvent
 from schemas.events.train_step import TrainStepEvent
 from schemas.events.turn import TurnEvent
@@ -37,6 +38,7 @@ EVENT_MODELS: MappingProxyType[str, type[Event]] = MappingProxyType(
             ActiveJudgeSpecEvent,
             ForgottenEvent,
             ImportedConversationEvent,
+            SessionKeyEvent,
         )
     }
 )
@@ -54,6 +56,7 @@ __all__ = [
     "ReplayScoreEvent",
     "SampleEvent",
     "ScoreEvent",
+    "SessionKeyEvent",
     "SkippedInputsEvent",
     "TrainStepEvent",
     "TurnEvent",

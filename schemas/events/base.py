@@ -23,6 +23,9 @@ class Event(BaseModel):
     """The CloudEvents type, without version: for example `clawstream.turn`."""
     event_version: ClassVar[int] = 1
     """Rises when a field is added."""
+    content_fields: ClassVar[frozenset[str]] = frozenset()
+    """Top-level fields that hold what was said, or follow from it: encrypted under a key of the event's session where
+    that is on. An event that has some has a `session_id`. Ids, references and what an audit counts stay readable."""
 
 
 class Part(BaseModel):

@@ -65,6 +65,8 @@ class ForgottenEvent(Event):
     """Turns that the log held of it."""
     tombstones: dict[str, int] = Field(default={})
     """Topic, without namespace, to the number of keys that were removed from it, all runs together."""
+    session_keys: int = Field(default=0, ge=0)
+    """Keys that encrypted its content and were deleted, all runs together: whatever they encrypted is unreadable."""
     blobs_removed: int = Field(default=0, ge=0)
     """Blobs that nothing else named, all runs together."""
     weight_versions: list[int] = Field(default=[])

@@ -11,6 +11,7 @@ class LlmCallEvent(Event):
     """One call to a judge model and what it answered. Written before the score that uses it."""
 
     event_type: ClassVar[str] = "clawstream.llm-call"
+    content_fields: ClassVar[frozenset[str]] = frozenset({"request_sha256", "response"})
 
     call_id: str = Field(min_length=1)
     """Derived from next state, judge spec, purpose and vote."""

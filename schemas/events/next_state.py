@@ -47,6 +47,15 @@ class NextStateEvent(Event):
     """All that followed one answer at one moment. Self-contained for judging."""
 
     event_type: ClassVar[str] = "clawstream.next-state"
+    content_fields: ClassVar[frozenset[str]] = frozenset(
+        {
+            "request_messages",
+            "tools",
+            "response_message",
+            "following_messages",
+            "feedback",
+        }
+    )
 
     next_state_id: str = Field(min_length=1)
     """Derived from the turn and from what followed."""

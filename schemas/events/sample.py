@@ -82,6 +82,15 @@ class SampleEvent(Event):
     """A turn, a score and the teacher's signal. Self-contained for training."""
 
     event_type: ClassVar[str] = "clawstream.sample"
+    content_fields: ClassVar[frozenset[str]] = frozenset(
+        {
+            "prompt_ids",
+            "response_ids",
+            "behaviour_logprobs",
+            "teacher",
+            "teacher_request",
+        }
+    )
 
     sample_id: str = Field(min_length=1)
     """Derived from turn and score."""

@@ -70,6 +70,7 @@ class ScoreEvent(Event):
     """Verdict, votes and hints of one next state under one judge spec."""
 
     event_type: ClassVar[str] = "clawstream.score"
+    content_fields: ClassVar[frozenset[str]] = frozenset({"hints"})
 
     score_id: str = Field(min_length=1)
     """Derived from the next state and the judge spec."""

@@ -94,6 +94,17 @@ class TurnEvent(Event):
     """One generation: what was asked, what the engine saw, what it sampled, and under which weights."""
 
     event_type: ClassVar[str] = "clawstream.turn"
+    content_fields: ClassVar[frozenset[str]] = frozenset(
+        {
+            "request_messages",
+            "tools",
+            "response_message",
+            "prompt_ids",
+            "response_ids",
+            "response_logprobs",
+            "sampling",
+        }
+    )
 
     turn_id: str = Field(min_length=1)
     """Minted at the gateway."""

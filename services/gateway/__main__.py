@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 import uvloop
 
-from clawstream.bus.kafka import KafkaBus
 from clawstream.crash_points import crash_point, with_bus_crash
+from clawstream.encryption.bus import open_bus
 from clawstream.errors import ClawstreamError, SettingsError
 from clawstream.log import configure_logging
 from clawstream.settings import EXIT_CODE_WRONG_SETTINGS, load_settings
@@ -28,7 +28,7 @@ def main(
         )
         logger = configure_logging(settings.log, process=settings.name)
         crash = crash_point(os.environ)
-        bus = with_bus_crash(KafkaBus(settings.kafka, client_id=settings.name), crash)
+        bus = with_bus_crash(open_bus(settings.kafka, client_id=settings.name, renews_keys=True), crash)
         code = uvloop.run(serve(settings, bus, logger, crash))
     except SettingsError as error:
         sys.stderr.write(f"gateway: {error}\n")

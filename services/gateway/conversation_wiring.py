@@ -103,7 +103,13 @@ def build_conversations(
         ),
         placer=placer,
         blobs=TurnBlobs(
-            with_blob_crash(own.blob_store_url or str(settings.data_directory / "blobs"), crash), metrics, logger
+            with_blob_crash(
+                own.blob_store_url or str(settings.data_directory / "blobs"),
+                crash,
+                encrypts=settings.kafka.encryption.sessions,
+            ),
+            metrics,
+            logger,
         ),
         outbox=outbox,
         store=store,

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 import uvloop
 
-from clawstream.bus.kafka import KafkaBus
 from clawstream.bus.topic_follower import TopicFollower
 from clawstream.clock import SystemClock
 from clawstream.crash_points import crash_point, with_bus_crash, with_handler_crash
+from clawstream.encryption.bus import open_bus
 from clawstream.errors import ClawstreamError, SettingsError
 from clawstream.forgetting.forgotten import Forgotten
 from clawstream.log import configure_logging
@@ -55,7 +55,7 @@ async def run(settings: JudgeSettings, environment: Mapping[str, str]) -> None:
     factory = backend_factory(settings, environment)
     judges = ActiveJudges(settings.spec, factory.make, logger=logger)
     crash = crash_point(environment)
-    bus = with_bus_crash(KafkaBus(settings.kafka, client_id=settings.name), crash)
+    bus = with_bus_crash(open_bus(settings.kafka, client_id=settings.name), crash)
     topics = [full_name(namespace, topic) for topic in (CONFIG, FORGOTTEN, LLM_CALLS, NEXT_STATES, SCORES, JUDGE_DLQ)]
     async with stop_on_signals() as stop:
         if not await asyncio.to_thread(wait_for_topics, bus, topics, stop=stop, logger=logger):

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from clawstream.bus.kafka import KafkaBus
 from clawstream.bus.record_fetcher import RecordFetcher
 from clawstream.bus.topic_follower import TopicFollower
 from clawstream.clock import SystemClock
 from clawstream.crash_points import crash_point, with_bus_crash, with_handler_crash
+from clawstream.encryption.bus import open_bus
 from clawstream.engine.client import EngineTimeouts, HttpEngineClient
 from clawstream.errors import ClawstreamError, SettingsError, TeacherUnfit
 from clawstream.forgetting.forgotten import Forgotten
@@ -53,7 +53,7 @@ async def run(settings: TeacherSettings, environment: Mapping[str, str]) -> None
     namespace = settings.kafka.namespace
     clock, metrics = SystemClock(), Metrics()
     crash = crash_point(environment)
-    bus = with_bus_crash(KafkaBus(settings.kafka, client_id=settings.name), crash)
+    bus = with_bus_crash(open_bus(settings.kafka, client_id=settings.name), crash)
     topics = [full_name(namespace, topic) for topic in (TURNS, SCORES, SAMPLES, FORGOTTEN, TEACHER_DLQ)]
     async with stop_on_signals() as stop:
         if not await asyncio.to_thread(wait_for_topics, bus, topics, stop=stop, logger=logger):

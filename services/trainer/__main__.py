@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from clawstream.bus.kafka import KafkaBus
 from clawstream.clock import SystemClock
 from clawstream.crash_points import crash_point, with_bus_crash
+from clawstream.encryption.bus import open_bus
 from clawstream.errors import BusError, ClawstreamError, FatalBusError, Fenced, SettingsError
 from clawstream.log import Logger, configure_logging
 from clawstream.metrics import Metrics
@@ -115,7 +115,7 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
             ) from error
         logger.info("starts", operations_port=operations.port, data=str(root))
         crash = crash_point(os.environ)
-        bus = with_bus_crash(KafkaBus(settings.kafka, client_id=settings.name), crash)
+        bus = with_bus_crash(open_bus(settings.kafka, client_id=settings.name), crash)
         around = Surroundings(bus, SystemClock(), metrics, logger, report, stop)
         checkpoints = CheckpointStore(
             root / "checkpoints",

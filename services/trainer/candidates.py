@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from clawstream.blobs import resolve
 from clawstream.bus.interface import Record
 from clawstream.codec import decode_as
-from clawstream.errors import BlobError, DecodeError, UntrainableSample
+from clawstream.errors import BlobError, DecodeError, ForgottenContent, UntrainableSample
 from clawstream.forgetting.forgotten import Forgotten
 from schemas.arrays import NumberArray
 from schemas.events import SampleEvent
@@ -83,6 +83,8 @@ def read_candidate(record: Record, rules: CandidateRules, *, newest_published: i
     """
     try:
         event = decode_as(record, SampleEvent)
+    except ForgottenContent:
+        return _forgotten(record)
     except DecodeError as error:
         raise UntrainableSample(f"{error}{_found_in(record)}") from error
 
@@ -224,6 +226,18 @@ def _teacher(arrays: dict[str, NDArray[Any]]) -> TeacherTargets | None:
 
     log_probs = arrays["teacher.logprobs"].astype(np.float32)
     return TeacherTargets(np.ones(log_probs.size, np.bool_), log_probs, targets("top"), targets("support"))
+
+
+def _forgotten(record: Record) -> DroppedSample:
+    """A sample whose content nobody can read any more: its ids still stand beside it."""
+    fields = cast("dict[str, str]", orjson.loads(record.value or b""))
+    return DroppedSample(
+        sample_id=fields["sample_id"],
+        turn_id=fields["turn_id"],
+        ref=reference(record),
+        reason=DropReason.TOMBSTONE,
+        detail="the key of its session was deleted",
+    )
 
 
 def _found_in(record: Record) -> str:

@@ -43,7 +43,7 @@ class DeadLetter(BaseModel):
         headers = (*record.headers, *((name, value.encode()) for name, value in added.items()))
         return cls(
             key=None if record.key is None else _text(record.key),
-            value=None if record.value is None else _text(record.value),
+            value=None if record.value_on_log is None else _text(record.value_on_log),
             headers=[(name, _text(value)) for name, value in headers],
         )
 

@@ -11,10 +11,11 @@ import typer
 from rich.progress import Progress
 from rich.table import Table
 
-from clawstream.bus.kafka import KafkaBus
+from clawstream.bus.interface import Bus
 from clawstream.cli.options import ConfigOption
 from clawstream.cli.terminal import errors, optional_config, output
 from clawstream.clock import SystemClock
+from clawstream.encryption.bus import open_bus
 from clawstream.errors import ClawstreamError, ReplayError, SettingsError
 from clawstream.log import configure_logging
 from clawstream.metrics import Metrics
@@ -140,7 +141,7 @@ def rollback(
     )
 
 
-def _promote_scores(bus: KafkaBus, plan: ReplayPlan, promotion_epoch: int) -> dict[str, Any]:
+def _promote_scores(bus: Bus, plan: ReplayPlan, promotion_epoch: int) -> dict[str, Any]:
     ranges = replay_scores(bus, plan)
     logger = configure_logging(LogSettings(level="warning"), process="promote")
     with Progress(console=errors, transient=True) as progress:
@@ -183,7 +184,7 @@ def _promote_scores(bus: KafkaBus, plan: ReplayPlan, promotion_epoch: int) -> di
     }
 
 
-def _complete_plan(settings: JudgeSettings, bus: KafkaBus, name: str) -> ReplayPlan:
+def _complete_plan(settings: JudgeSettings, bus: Bus, name: str) -> ReplayPlan:
     plan = ReplayDirectory(settings.data_directory / "replays", name).load()
     if plan is None:
         raise ReplayError(f"there is no replay {name!r}; `clawstream replay list` shows them")
@@ -238,8 +239,8 @@ def _settings(config: Path | None) -> JudgeSettings:
     return load_settings(JudgeSettings, section="judge", file=optional_config(config), environment=os.environ)
 
 
-def _bus(settings: JudgeSettings) -> KafkaBus:
-    return KafkaBus(settings.kafka, client_id="judge-promotion")
+def _bus(settings: JudgeSettings) -> Bus:
+    return open_bus(settings.kafka, client_id="judge-promotion")
 
 
 def main() -> None:

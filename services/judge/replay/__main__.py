@@ -11,13 +11,14 @@ import orjson
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from clawstream.bus.kafka import KafkaBus
+from clawstream.bus.interface import Bus
 from clawstream.bus.ranges import OffsetRange
 from clawstream.cli.options import ConfigOption
 from clawstream.cli.terminal import errors, optional_config, output
 from clawstream.clock import SystemClock
 from clawstream.dead_letters.selection import moment
 from clawstream.durable_files import replace_file
+from clawstream.encryption.bus import open_bus
 from clawstream.errors import ClawstreamError, ReplayError, SettingsError
 from clawstream.log import configure_logging
 from clawstream.metrics import Metrics
@@ -73,7 +74,7 @@ def run(
     """
     settings = _settings(config)
     clock = SystemClock()
-    bus = KafkaBus(settings.kafka, client_id=worker)
+    bus = open_bus(settings.kafka, client_id=worker)
     namespace = settings.kafka.namespace
     decisions = read_decisions(bus, namespace, completed(settings.spec))
     wanted = chosen_spec(decisions.spec, spec, change or ())
@@ -157,7 +158,7 @@ def report(name: NameArgument, config: ConfigOption = None, as_json: JsonOption 
     settings = _settings(config)
     directory = ReplayDirectory(_root(settings), name)
     plan = _known(directory, name)
-    bus = KafkaBus(settings.kafka, client_id="replay-report")
+    bus = open_bus(settings.kafka, client_id="replay-report")
     store = CallStore(directory.path / "calls.sqlite")
     try:
         store.catch_up(bus, plan.namespace, plan.oldest_milliseconds)
@@ -170,7 +171,7 @@ def report(name: NameArgument, config: ConfigOption = None, as_json: JsonOption 
 def list_replays(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Lists the replays of this machine."""
     settings = _settings(config)
-    bus = KafkaBus(settings.kafka, client_id="replay-list")
+    bus = open_bus(settings.kafka, client_id="replay-list")
     rows: list[dict[str, object]] = []
     for name in replay_names(_root(settings)):
         plan = _known(ReplayDirectory(_root(settings), name), name)
@@ -209,7 +210,7 @@ def _known(directory: ReplayDirectory, name: str) -> ReplayPlan:
     return plan
 
 
-def _report(bus: KafkaBus, plan: ReplayPlan, store: CallStore, directory: ReplayDirectory) -> Comparison:
+def _report(bus: Bus, plan: ReplayPlan, store: CallStore, directory: ReplayDirectory) -> Comparison:
     comparison = compare(bus, plan, store, directory.path / "comparison.sqlite", worst=_SHOWN)
     replace_file(directory.path / "report.json", json_report(comparison))
     replace_file(directory.path / "report.html", html_report(comparison).encode())

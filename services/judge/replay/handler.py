@@ -13,6 +13,7 @@ from clawstream.errors import (
     EngineUnavailable,
     FatalBusError,
     Fenced,
+    ForgottenContent,
     NoEngineReady,
     RetryLater,
 )
@@ -67,6 +68,8 @@ class ReplayHandler(JudgeHandler):
             return Skip("out_of_bounds")
         try:
             outcome = await super().handle(record)
+        except ForgottenContent:
+            outcome = Skip("forgotten")
         except DecodeError:
             outcome = Skip("undecodable")
         except (RetryLater, EngineUnavailable, NoEngineReady, BrokerUnavailable, Fenced, FatalBusError):

@@ -16,11 +16,11 @@ import torch
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from clawstream.bus.kafka import KafkaBus
 from clawstream.cli.options import ConfigOption
 from clawstream.cli.terminal import errors, output, required_config
 from clawstream.clock import SystemClock
 from clawstream.durable_files import replace_file, sha256_of_file
+from clawstream.encryption.bus import open_bus
 from clawstream.errors import ClawstreamError, LineageError, SettingsError
 from clawstream.settings import load_settings
 from clawstream.tracing.history import TrainingHistory, read_training_history
@@ -68,7 +68,7 @@ def run(
         raise SettingsError("retraining runs in one process: set trainer.tensor_parallel_size=1 (--set)")
     if directory.exists():
         raise SettingsError(f"{directory} is there already: a lineage is never written over another")
-    bus = KafkaBus(settings.kafka, client_id="retrain")
+    bus = open_bus(settings.kafka, client_id="retrain")
     history = read_training_history(bus, settings.kafka.namespace)
     batches = choose_batches(history.steps.values(), settings.policy, lineage, step_range(steps))
     weights = _starting_weights(start, settings, history)

@@ -87,3 +87,18 @@ def test_an_array_in_a_blob_says_so_when_it_is_used_unresolved(tmp_path: Path) -
     packed = BlobStore(str(tmp_path)).pack(large_array())
     with pytest.raises(ValueError, match="in a blob"):
         packed.to_numpy()
+
+
+def test_an_encrypted_blob_is_read_by_its_reference_alone_and_by_nothing_else(tmp_path: Path) -> None:
+    store = BlobStore(str(tmp_path), encrypts=True)
+    packed, again = store.pack(large_array()), store.pack(large_array())
+    assert NumberArray.model_validate_json(packed.model_dump_json()) == packed
+    np.testing.assert_array_equal(resolve(packed), large_array())
+    assert packed.blob is not None
+    assert again.blob is not None
+    assert packed.blob.sha256 != again.blob.sha256, "equal content gives nothing away"
+    stored = read_blob(packed.blob.model_copy(update={"encryption_key": ""}))
+    assert large_array()[:8].tobytes() not in stored
+    other = packed.blob.model_copy(update={"encryption_key": again.blob.encryption_key})
+    with pytest.raises(BlobError, match="the key of its reference does not decrypt it"):
+        read_blob(other)

@@ -1,0 +1,45 @@
+"""Deleting the keys of sessions. Needs no master key: a tombstone asks for none."""
+
+from collections.abc import Iterable
+
+from clawstream.bus.fold import latest_by_key
+from clawstream.bus.interface import Bus, OutgoingRecord
+from clawstream.bus.ranges import read_once, topic_ranges
+from clawstream.encryption.session_keys import key_prefix, session_prefix
+from clawstream.topics import SESSION_KEYS, full_name
+
+_FLUSH_SECONDS = 60.0
+
+
+def keys_of_session(bus: Bus, namespace: str, session_id: str) -> list[bytes]:
+    """Ids of all keys that this session has now, whoever speaks in it. Raises BusError."""
+    prefix = session_prefix(session_id).encode()
+    return [key for key in _live_keys(bus, namespace) if key.startswith(prefix)]
+
+
+def keys_of_principal(bus: Bus, namespace: str, principal: str, session_ids: Iterable[str]) -> list[bytes]:
+    """Ids of the keys that a principal has in these sessions, and of those of their paid calls. Raises BusError."""
+    prefixes = {key_prefix(session_id, name).encode() for session_id in session_ids for name in (principal, "")}
+    if not prefixes:
+        return []
+    return [key for key in _live_keys(bus, namespace) if b"%b/" % key.rpartition(b"/")[0] in prefixes]
+
+
+def _live_keys(bus: Bus, namespace: str) -> Iterable[bytes]:
+    return latest_by_key(read_once(bus, topic_ranges(bus, [full_name(namespace, SESSION_KEYS)])))
+
+
+def delete_keys(bus: Bus, namespace: str, key_ids: Iterable[bytes], source: str) -> None:
+    """A tombstone for each, acknowledged when this returns: what they encrypt can be read by nobody who starts now.
+
+    Without a transaction, which a killed run would leave open: readers would wait for its end. Raises BusError.
+    """
+    producer = bus.producer()
+    try:
+        for key_id in key_ids:
+            producer.produce(
+                OutgoingRecord(full_name(namespace, SESSION_KEYS), key_id, None, (("ce_source", source.encode()),))
+            )
+        producer.flush(_FLUSH_SECONDS)
+    finally:
+        producer.close()
