@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from kafka import KafkaAdminClient, KafkaConsumer
-from kafka.errors import KafkaError
+from kafka.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailableError, KafkaError
 from kafka.structs import TopicPartition
 
 from clawstream.audit.log import Committed, LogRecord, Partition, Snapshot
@@ -18,6 +18,7 @@ from clawstream.topics import full_name, topic_definitions
 _OPEN_TRANSACTION_SECONDS = 60.0
 """Longer than any transaction of ours may stay open: what still is then will not end by itself."""
 _SILENT_SECONDS = 60.0
+_COORDINATOR_RETRY_SECONDS = 0.2
 _POLL_MILLISECONDS = 200
 _POLL_RECORDS = 2000
 
@@ -100,7 +101,7 @@ class KafkaLog:
                 found: dict[str, dict[int, int]] = {}
                 for stage in WORKER_STAGES:
                     group, topic = full_name(self.namespace, stage.name), full_name(self.namespace, stage.input_topic)
-                    offsets = admin.list_group_offsets(group).get(group, {})
+                    offsets = _group_offsets(admin, group)
                     found[stage.name] = {
                         each.partition: position.offset
                         for each, position in offsets.items()
@@ -158,6 +159,18 @@ class KafkaLog:
 
     def _full(self, partition: Partition) -> TopicPartition:
         return TopicPartition(full_name(self.namespace, partition[0]), partition[1])
+
+
+def _group_offsets(admin: Any, group: str) -> Any:
+    """A fresh broker makes its group coordinator when it is asked for the first time, and meanwhile says so."""
+    deadline = time.monotonic() + _SILENT_SECONDS
+    while True:
+        try:
+            return admin.list_group_offsets(group).get(group, {})
+        except (CoordinatorNotAvailableError, CoordinatorLoadInProgressError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_COORDINATOR_RETRY_SECONDS)
 
 
 def _unavailable(servers: str, error: KafkaError) -> BrokerUnavailable:

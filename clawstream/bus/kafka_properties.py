@@ -1,6 +1,7 @@
 """The librdkafka properties of every kind of client. No I/O.
 
-What exactly-once rests on is set here and nowhere else; a user's `client_properties` cannot override it.
+What exactly-once rests on is set here and nowhere else; a user's `client_properties` cannot override it. Everything
+else here is a default that they can.
 """
 
 from collections.abc import Mapping
@@ -51,14 +52,14 @@ def common(bootstrap_servers: str, client_id: str, client_properties: Mapping[st
             f"kafka.client_properties: {', '.join(forbidden)} cannot be changed: exactly-once rests on it; remove it"
         )
     return {
-        **client_properties,
-        "bootstrap.servers": bootstrap_servers,
-        "client.id": client_id,
         "socket.timeout.ms": _milliseconds(SOCKET_TIMEOUT_SECONDS),
         "socket.keepalive.enable": True,
         # A restarted broker is found again within a second instead of ten.
         "reconnect.backoff.ms": 50,
         "reconnect.backoff.max.ms": 1000,
+        **client_properties,
+        "bootstrap.servers": bootstrap_servers,
+        "client.id": client_id,
     }
 
 
@@ -82,7 +83,6 @@ def _reading() -> Properties:
 def group_consumer(base: Properties, *, group: str, instance: str) -> Properties:
     """A static member, classic protocol: with KIP-848 a restarted static member waits for its old session's end."""
     return {
-        **base,
         **_reading(),
         "group.id": group,
         "group.instance.id": instance,
@@ -91,31 +91,32 @@ def group_consumer(base: Properties, *, group: str, instance: str) -> Properties
         "session.timeout.ms": _milliseconds(SESSION_TIMEOUT_SECONDS),
         "heartbeat.interval.ms": 1000,
         "max.poll.interval.ms": 300_000,
+        **base,
     }
 
 
 def reader(base: Properties) -> Properties:
     """A consumer without a group. librdkafka wants a group id even so; nothing is ever committed under it."""
     return {
-        **base,
         **_reading(),
         "group.id": f"{base['client.id']}.reader",
         # A seek waits for the fetch that is under way: without new records that is this long.
         "fetch.wait.max.ms": 50,
         "queued.min.messages": 1000,
+        **base,
     }
 
 
 def producer(base: Properties) -> Properties:
     """Idempotent, all acknowledgements."""
     return {
-        **base,
         "enable.idempotence": True,
         "acks": "all",
         "partitioner": "murmur2_random",
         "compression.type": "zstd",
         "linger.ms": 5,
         "message.max.bytes": MAX_MESSAGE_BYTES,
+        **base,
     }
 
 
@@ -124,12 +125,12 @@ def transactional_producer(
 ) -> Properties:
     """As `producer`, in transactions that the broker ends when they are open for longer than `timeout_seconds`."""
     return {
-        **producer(base),
         "transactional.id": transactional_id,
         "transaction.timeout.ms": _milliseconds(timeout_seconds),
         # While the markers of the last transaction are being written, the next one is told to try again. That takes
         # milliseconds; the default of 100 ms would be most of a transaction's time.
         "retry.backoff.ms": 10,
+        **producer(base),
     }
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from openai import AsyncOpenAI, OpenAIError
 
@@ -25,6 +24,7 @@ from clawstream.crash_points.point import ALLOWED, CRASH_AT
 from clawstream.process_identity import free_ports
 from schemas.events import TrainStepEvent, TurnEvent
 from tests.faults.chaos import Chaos
+from tests.faults.waiting import PATIENCE_SECONDS, is_ready, positions, wait_until
 from tests.fixtures.buses import kafka_bus
 from tests.fixtures.judged_history import write_next_states, write_samples, write_scores
 from tests.fixtures.judged_log import JudgedLog
@@ -34,7 +34,6 @@ from tests.unit.trainer.tiny_models import save_tiny_model
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(400)]
 
-PATIENCE_SECONDS = 180.0
 INPUTS = 60
 SAMPLES = 12
 CONVERSATIONS = 6
@@ -127,15 +126,6 @@ def cases(services: Iterable[str]) -> list[Any]:
     ]
 
 
-def wait_until(condition: Callable[[], Any], what: str, *processes: ServiceProcess) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        for each in processes:
-            assert each.process.poll() is None, f"{what}: a process ended:\n{each.text()[-4000:]}"
-        assert time.monotonic() < deadline, f"in vain: {what}\n" + "\n".join(each.text()[-4000:] for each in processes)
-        time.sleep(0.1)
-
-
 def dies(process: ServiceProcess, case: Case) -> None:
     """By its own hand, where it should."""
     code = process.process.wait(PATIENCE_SECONDS)
@@ -225,13 +215,6 @@ learning_rate = {{ peak = 0.001 }}
     chaos.counts.crashes_survived += 1
 
 
-def is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/readyz").status_code == 200
-    except httpx.TransportError:
-        return False
-
-
 async def conversation(client: AsyncOpenAI, number: int) -> set[str]:
     """A question, an answer and a reply; asked again until it is answered whole. Returns the response ids."""
     history: list[Any] = [{"role": "user", "content": f"question {number}?"}]
@@ -301,11 +284,3 @@ def test_the_reduced_form_has_cases_of_every_process() -> None:
     chosen = [each for each in cases(REDUCED_CASES) if not each.marks]
     assert {each.values[0].service for each in chosen} == set(REDUCED_CASES)
     assert len(chosen) == sum(REDUCED_CASES.values())
-
-
-def positions(deliveries: Iterable[Delivery]) -> dict[int, int]:
-    """Partition to the offset behind the last of them."""
-    found: dict[int, int] = {}
-    for each in deliveries:
-        found[each.partition] = max(found.get(each.partition, 0), each.offset + 1)
-    return found

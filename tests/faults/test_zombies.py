@@ -1,7 +1,6 @@
 """A process stands still in the middle of its work while another takes over: nothing is lost, nothing comes twice."""
 
 import signal
-import time
 from collections.abc import Callable
 
 import psutil
@@ -10,23 +9,13 @@ import pytest
 from clawstream.audit.kafka_log import KafkaLog
 from clawstream.crash_points.point import ALLOWED, CRASH_AT, SIGNAL
 from tests.faults.chaos import Chaos
+from tests.faults.waiting import wait_until
 from tests.fixtures.buses import kafka_bus
 from tests.fixtures.judged_history import write_next_states
 from tests.fixtures.judged_log import JudgedLog
 from tests.fixtures.service_process import ServiceProcess
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(500)]
-
-PATIENCE_SECONDS = 240.0
-
-
-def wait_until(condition: Callable[[], bool], what: str, *processes: ServiceProcess) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        for each in processes:
-            assert each.process.poll() is None, f"{what}: a process ended:\n{each.text()[-4000:]}"
-        assert time.monotonic() < deadline, f"in vain: {what}\n" + "\n".join(each.text()[-4000:] for each in processes)
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize(

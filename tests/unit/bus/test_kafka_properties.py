@@ -48,3 +48,14 @@ def test_every_forbidden_property_is_named_at_once() -> None:
     wrong = {"isolation.level": "read_uncommitted", "partitioner": "consistent", "sasl.username": "fine"}
     with pytest.raises(SettingsError, match=r"isolation\.level, partitioner cannot be changed"):
         kafka_properties.common("127.0.0.1:9092", "x", wrong)
+
+
+def test_what_is_not_forbidden_overrides_our_defaults() -> None:
+    own = {"max.poll.interval.ms": "600000", "session.timeout.ms": "30000", "linger.ms": "20", "retry.backoff.ms": "50"}
+    base = kafka_properties.common("127.0.0.1:9092", "x", own)
+    consumer = kafka_properties.group_consumer(base, group="g", instance="i")
+    assert (consumer["max.poll.interval.ms"], consumer["session.timeout.ms"]) == ("600000", "30000")
+    assert kafka_properties.producer(base)["linger.ms"] == "20"
+    assert kafka_properties.transactional_producer(base, transactional_id="t")["retry.backoff.ms"] == "50"
+    default = kafka_properties.group_consumer(BASE, group="g", instance="i")
+    assert default["max.poll.interval.ms"] == 300_000
