@@ -4,15 +4,35 @@ The pattern: write everything into a partial directory beside the final one, syn
 directory, rename it, sync the parent. A reader that sees the final name sees all of it.
 """
 
+import errno
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 PARTIAL_PREFIX = ".partial-"
 """Names of unfinished directories start so; nobody reads them, and the next writer removes them."""
+
+_OUT_OF_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_RUST_OS_ERROR: Final = re.compile(r"\(os error (\d+)\)")
+"""How libraries in Rust (safetensors) word an errno."""
+
+
+def is_out_of_space(error: BaseException) -> bool:
+    """Whether `error`, or what it was raised from, is a disk or a quota without space: it may be mended by waiting."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _OUT_OF_SPACE:
+            return True
+        worded = _RUST_OS_ERROR.search(str(cause))
+        if worded is not None and int(worded[1]) in _OUT_OF_SPACE:
+            return True
+        cause = cause.__cause__
+    return False
 
 
 def sync_file(path: Path) -> None:
@@ -42,9 +62,13 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Writes `path` so that a reader sees the old content or the new, never a part."""
+    """Writes `path` so that a reader sees the old content or the new, never a part. Raises OSError."""
     partial = path.with_name(PARTIAL_PREFIX + path.name)
-    write_file(partial, content)
+    try:
+        write_file(partial, content)
+    except OSError:
+        partial.unlink(missing_ok=True)  # on a full disk its part would take space from what comes next
+        raise
     partial.replace(path)
     sync_directory(path.parent)
 

@@ -288,5 +288,9 @@ class OutboxFull(OutboxError):  # noqa: N818 - reads as the condition it names
     """The outbox holds as much as it may because the log is out of reach. What is offered now is not recorded."""
 
 
+class TurnIndexUnwritable(ClawstreamError):  # noqa: N818 - reads as the condition it names
+    """The disk refuses what is to be written into the turn index: it is full, or broken. The topic still holds it."""
+
+
 class SandboxError(ClawstreamError):
     """Commands cannot be isolated on this machine, or a sandbox could not be set up. The command did not run."""

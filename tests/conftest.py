@@ -17,6 +17,7 @@ pytest_plugins = [
     "tests.fixtures.service_process",
     "tests.fixtures.tokenizers",
     "tests.fixtures.gateway_app",
+    "tests.fixtures.small_disk",
 ]
 
 

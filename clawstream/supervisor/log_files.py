@@ -15,14 +15,22 @@ KEPT_FILES = 3
 
 
 def rotate(file: Path, *, largest_bytes: int = LARGEST_FILE_BYTES, kept: int = KEPT_FILES) -> bool:
-    """Moves the content of `file` to `file.1` (and that to `file.2`...) when it is too large. Returns whether."""
+    """Moves the content of `file` to `file.1` (and that to `file.2`...) when it is too large. Returns whether.
+
+    Raises OSError (the disk is full); `file` is then as it was.
+    """
     if not file.exists() or file.stat().st_size < largest_bytes:
         return False
     for number in range(kept - 1, 0, -1):
         older = file.with_name(f"{file.name}.{number}")
         if older.exists():
             older.replace(file.with_name(f"{file.name}.{number + 1}"))
-    shutil.copyfile(file, file.with_name(f"{file.name}.1"))
+    copy = file.with_name(f"{file.name}.1")
+    try:
+        shutil.copyfile(file, copy)
+    except OSError:
+        copy.unlink(missing_ok=True)  # a part of it would take the space that is missing
+        raise
     with file.open("r+b") as handle:
         handle.truncate(0)
     return True

@@ -35,6 +35,8 @@ from clawstream.supervisor.settings import ProcessSpecification, SystemSettings,
 _TICK_SECONDS = 0.05
 _ROTATION_SECONDS = 2.0
 _LEFTOVER_GRACE_SECONDS = 10.0
+_REFUSED_SECONDS = 2.0
+"""How long after a refusal the report is tried again."""
 
 
 class SupervisorLock:
@@ -94,6 +96,7 @@ class Supervisor:
         self._written: SupervisorReport | None = None
         self._ports: dict[str, int] = {}
         self._next_rotation_seconds = 0.0
+        self._next_report_seconds = 0.0
         self._executor = ThreadPoolExecutor(max_workers=len(settings.processes), thread_name_prefix="probe")
         self._processes = {process.name: self._managed(process) for process in settings.processes}
 
@@ -204,7 +207,10 @@ class Supervisor:
             return
         self._next_rotation_seconds = now + _ROTATION_SECONDS
         for file in self._settings.log_directory.glob("*.log"):
-            rotate(file)
+            try:
+                rotate(file)
+            except OSError as error:
+                self._disk_refused(error)
 
     def _publish(self) -> None:
         report = SupervisorReport(
@@ -213,9 +219,19 @@ class Supervisor:
             started_at=self._started_at,
             processes=[process.report() for process in self._processes.values()],
         )
-        if report != self._written:
+        if report == self._written or self._clock.monotonic_seconds() < self._next_report_seconds:
+            return
+        try:
             write_report(self._settings.supervisor_directory, report)
+        except OSError as error:
+            self._next_report_seconds = self._clock.monotonic_seconds() + _REFUSED_SECONDS
+            self._disk_refused(error)
+        else:
             self._written = report
+
+    def _disk_refused(self, error: OSError) -> None:
+        """A full disk must not end the supervisor, whose end is the end of all: what it writes can wait."""
+        self._logger.error("the disk refuses what the supervisor writes; trying again", error=str(error))
 
     def _end_leftovers(self) -> None:
         """A supervisor killed with -9 leaves its processes running; two of a name must never run."""

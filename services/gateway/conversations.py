@@ -10,7 +10,7 @@ from clawstream.errors import OutboxError, RequestRefused
 from clawstream.log import Logger
 from clawstream.metrics import Metrics
 from schemas.events import TurnEvent
-from schemas.events.next_state import ExplicitFeedback
+from schemas.events.next_state import ExplicitFeedback, NextStateKind
 from services.gateway.conversation_settings import ConversationSettings
 from services.gateway.drain import OutboxDrain
 from services.gateway.entry_encoder import EntryEncoder
@@ -271,13 +271,18 @@ class GatewayConversations:
         if self._outbox.torn_bytes:
             self._logger.warning("an append that a crash interrupted was cut off", bytes=self._outbox.torn_bytes)
         turns = 0
+        ended: list[str] = []
         for stored in self._outbox.replay():
             entry = decode_entry(stored.payload, where=f"outbox entry {stored.sequence}")
             if isinstance(entry, NextStateEntry):
                 self._next_states.remember(entry.draft.event.next_state_id)
+                if entry.draft.event.kind is NextStateKind.SESSION_END:
+                    ended.append(entry.draft.event.turn_id)
             elif self._store.by_turn(entry.known.turn_id) is None:
                 self._index.add(entry.known)
                 turns += 1
+        # A process that died between writing an end and noting it would write it again.
+        self._store.mark_ended(ended)
         self._logger.info("outbox recovered", entries=self._outbox.undrained_entries, turns_not_indexed=turns)
 
     async def _in_thread(self, call: Callable[[], Result]) -> Result:

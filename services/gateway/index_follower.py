@@ -8,7 +8,7 @@ from clawstream.bus.fold import LogReader
 from clawstream.bus.interface import Bus, Record, TopicPartition
 from clawstream.clock import Clock
 from clawstream.codec import decode_as, header
-from clawstream.errors import BusError, DecodeError, OffsetNotRetained
+from clawstream.errors import BusError, DecodeError, OffsetNotRetained, TurnIndexUnwritable
 from clawstream.log import Logger
 from schemas.events import TurnIndexEvent
 from services.gateway.known_turn import KnownTurn
@@ -17,6 +17,7 @@ from services.gateway.turn_index_store import TurnIndexStore
 
 _POLL_SECONDS = 0.1
 _RETRY_SECONDS = 1.0
+_REFUSED_SECONDS = 3.0
 _FORGET_EVERY_SECONDS = 3600.0
 
 
@@ -55,7 +56,7 @@ class IndexFollower:
 
     @property
     def failure(self) -> Exception | None:
-        """Why the index is not followed any more: for example the disk under it refuses writes."""
+        """Why the index is not followed any more: for example its file is damaged."""
         return self._failure
 
     def start(self) -> None:
@@ -94,6 +95,14 @@ class IndexFollower:
             except BusError as error:
                 self._logger.warning("the turn index cannot be read; trying again", error=str(error))
                 self._stopping.wait(_RETRY_SECONDS)
+            except TurnIndexUnwritable as error:
+                # Chat goes on: what is in the index is found, and what is not waits on the topic.
+                self._logger.error(
+                    "the turn index cannot be written; trying again",
+                    error=str(error),
+                    again_in_seconds=_REFUSED_SECONDS,
+                )
+                self._stopping.wait(_REFUSED_SECONDS)
             except Exception as error:  # The thread's boundary: who asks for `failure` ends the process.
                 self._failure = error
                 self._logger.exception("the turn index cannot be followed")

@@ -6,13 +6,16 @@ and never skips one. SQLite's page cache is the bounded cache in memory.
 
 import sqlite3
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 import orjson
 
+from clawstream.errors import TurnIndexUnwritable
 from schemas.events import TurnIndexEvent
 from services.gateway.known_turn import KnownTurn
 
@@ -45,24 +48,39 @@ CREATE TABLE IF NOT EXISTS positions (partition INTEGER PRIMARY KEY, next_offset
 _MAX_CANDIDATES = 64
 _MAX_OF_SESSION = 32
 _MAX_OF_ROLLOUT = 2000
+_MAX_WAITING_ENDS = 20_000
+_REFUSALS: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
+_PRIMARY_CODE: Final = 0xFF
 
 
 class TurnIndexStore:
     """Thread-safe: one connection writes, one reads, and write-ahead logging keeps them apart."""
 
     def __init__(self, file: Path, *, cache_bytes: int) -> None:
-        """Opens or makes the file. One of another format is emptied: the topic holds all of it."""
+        """Opens or makes the file. One of another format is emptied: the topic holds all of it.
+
+        Raises TurnIndexUnwritable.
+        """
         file.parent.mkdir(parents=True, exist_ok=True)
+        self._file = file
         self._write_lock = threading.Lock()
         self._read_lock = threading.Lock()
-        self._writer = self._connect(file, cache_bytes)
-        if self._writer.execute("PRAGMA user_version").fetchone()[0] not in (0, _FORMAT):
-            self._writer.execute("DROP TABLE IF EXISTS turns")
-            self._writer.execute("DROP TABLE IF EXISTS positions")
-        self._writer.executescript(_SCHEMA)
-        self._writer.execute(f"PRAGMA user_version = {_FORMAT}")
-        self._reader = self._connect(file, cache_bytes)
-        self._reader.execute("PRAGMA query_only = ON")
+        self._waiting_ends: OrderedDict[str, None] = OrderedDict()
+        """Turns that were ended and whose rows do not say so yet: they are not there, or the disk refused."""
+        self._marked: list[str] = []
+        """Of those, which the transaction that is open has marked."""
+        self._was_refused = False
+        with self._refusals():
+            self._writer = self._connect(file, cache_bytes)
+            found = self._writer.execute("PRAGMA user_version").fetchone()[0]
+            if found not in (0, _FORMAT):
+                self._writer.execute("DROP TABLE IF EXISTS turns")
+                self._writer.execute("DROP TABLE IF EXISTS positions")
+            if found != _FORMAT:
+                self._writer.executescript(_SCHEMA)
+                self._writer.execute(f"PRAGMA user_version = {_FORMAT}")
+            self._reader = self._connect(file, cache_bytes)
+            self._reader.execute("PRAGMA query_only = ON")
 
     def close(self) -> None:
         """Closes both connections."""
@@ -70,7 +88,7 @@ class TurnIndexStore:
             self._writer.close()
             self._reader.close()
 
-    # ---- writing
+    # ---- writing; all of it raises TurnIndexUnwritable when the disk refuses, and then nothing has changed
 
     def fold(
         self,
@@ -97,8 +115,7 @@ class TurnIndexStore:
             )
             for turn, own in turns
         ]
-        with self._write_lock, self._writer:
-            self._writer.execute("BEGIN IMMEDIATE")
+        with self._transaction():
             self._writer.executemany(
                 "INSERT INTO turns (turn_id, answer_key, principal, response_id, session_id, parent_turn_id,"
                 " session_hint, rollout_id, is_main, own, created_at, entry) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)"
@@ -107,24 +124,65 @@ class TurnIndexStore:
             )
             self._writer.executemany("DELETE FROM turns WHERE turn_id = ?", [(turn_id,) for turn_id in removed])
             self._writer.executemany("INSERT OR REPLACE INTO positions VALUES (?, ?)", list(positions.items()))
+            self._mark([turn.turn_id for turn, _ in turns])
 
     def mark_ended(self, turn_ids: Sequence[str]) -> None:
-        """Remembers that these turns were given a next state of kind `session_end`."""
-        with self._write_lock, self._writer:
-            self._writer.execute("BEGIN IMMEDIATE")
-            self._writer.executemany("UPDATE turns SET ended = 1 WHERE turn_id = ?", [(one,) for one in turn_ids])
+        """Remembers that these turns were given a next state of kind `session_end`.
+
+        Never raises TurnIndexUnwritable: what the disk refuses, and what is not in the index yet, is marked later.
+        """
+        with self._write_lock:
+            for turn_id in turn_ids:
+                self._waiting_ends[turn_id] = None
+            while len(self._waiting_ends) > _MAX_WAITING_ENDS:
+                self._waiting_ends.popitem(last=False)
+        with suppress(TurnIndexUnwritable), self._transaction():
+            self._mark(turn_ids)
 
     def forget_before(self, moment: datetime) -> int:
         """Removes turns that were created before `moment`, as the topic's retention does. Returns how many."""
-        with self._write_lock, self._writer:
+        with self._transaction():
             return self._writer.execute("DELETE FROM turns WHERE created_at < ?", (moment.timestamp(),)).rowcount
 
     def reset(self) -> None:
         """Empties the index: the topic is not the one that was read before."""
-        with self._write_lock, self._writer:
-            self._writer.execute("BEGIN IMMEDIATE")
+        with self._transaction():
             self._writer.execute("DELETE FROM turns")
             self._writer.execute("DELETE FROM positions")
+
+    @contextmanager
+    def _transaction(self) -> Generator[None]:
+        with self._write_lock:
+            try:
+                with self._refusals(), self._writer:
+                    self._writer.execute("BEGIN IMMEDIATE")
+                    self._marked = []
+                    yield
+                    if self._was_refused:
+                        self._mark(list(self._waiting_ends))
+            except TurnIndexUnwritable:
+                self._was_refused = True
+                raise
+            self._was_refused = False
+            for turn_id in self._marked:
+                self._waiting_ends.pop(turn_id, None)
+
+    def _mark(self, turn_ids: Sequence[str]) -> None:
+        """Inside a transaction: those of these that were ended say so, if they are in the index."""
+        for turn_id in turn_ids:
+            if turn_id not in self._waiting_ends:
+                continue
+            if self._writer.execute("UPDATE turns SET ended = 1 WHERE turn_id = ?", (turn_id,)).rowcount:
+                self._marked.append(turn_id)
+
+    @contextmanager
+    def _refusals(self) -> Generator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & _PRIMARY_CODE not in _REFUSALS:
+                raise
+            raise TurnIndexUnwritable(f"{self._file}: {error}; free some space") from error
 
     # ---- reading
 

@@ -31,6 +31,7 @@ from services.trainer.engine import cpu_platform
 from services.trainer.engine.adapter_weights import CONFIG_NAME
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.history import History
+from services.trainer.patient_disk import DiskPatience, PatientArchive, PatientStore
 from services.trainer.progress import Progress
 from services.trainer.progress_report import ProgressReport
 from services.trainer.publish import WeightStore
@@ -123,12 +124,14 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
             on_rejected=lambda directory, reason: logger.error("a checkpoint is passed over", reason=reason),
         )
         weights = WeightStore(settings.weights_directory or settings.data_directory / "weights", settings.policy)
+        patience = DiskPatience(stop, logger)
+        store = PatientStore(DiskStore(checkpoints, weights, settings.model), patience)
         trainer = Trainer(
             settings,
             around,
             policy=policy,
-            store=with_store_crash(DiskStore(checkpoints, weights, settings.model), crash),
-            archive=BatchArchive(root / "batches", keep=settings.batches_keep),
+            store=with_store_crash(store, crash),
+            archive=PatientArchive(BatchArchive(root / "batches", keep=settings.batches_keep), patience),
         )
         history = _history_when_there_is_a_broker(settings, around)
         if history is None:

@@ -51,10 +51,13 @@ class BatchArchive:
         self._keep = keep
 
     def write(self, lineage: str, step: int, samples: Sequence[TrainingSample]) -> ArchivedBatch:
-        """Archives a batch, synced to the disk; the same step of the lineage is replaced. Raises OSError."""
+        """Archives a batch, synced to the disk; the same step of the lineage is replaced. Raises BlobError."""
         path = self._directory / lineage / f"step-{step:08d}.safetensors"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write(path, step, samples)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(path, step, samples)
+        except OSError as error:
+            raise BlobError(f"batch {path} could not be written: {error}; free some space, then try again") from error
         if self._keep is not None:
             # By time: a lineage that begins anew has lower numbers than what it replaces.
             written = self._directory.rglob("step-*.safetensors")

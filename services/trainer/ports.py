@@ -80,5 +80,5 @@ class Archive(Protocol):
     """The batches as they were trained."""
 
     def write(self, lineage: str, step: int, samples: Sequence[TrainingSample]) -> ArchivedBatch:
-        """Keeps a batch; the same step of the lineage is replaced."""
+        """Keeps a batch; the same step of the lineage is replaced. Raises BlobError."""
         ...

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import orjson
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from clawstream.durable_files import remove_directory, whole_directory
@@ -108,7 +109,7 @@ class WeightStore:
                     train_step_id=train_step_id,
                     created_at=created_at,
                 )
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             raise WeightsError(f"{final} could not be published: {error}; free some space, then try again") from error
         return PublishedWeights(final, manifest_sha256(final))
 

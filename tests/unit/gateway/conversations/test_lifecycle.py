@@ -10,11 +10,12 @@ import pytest
 
 from clawstream.bus.memory import MemoryBus
 from clawstream.clock import ManualClock
-from clawstream.errors import OutboxFull, SettingsError
+from clawstream.errors import OutboxFull, SettingsError, TurnIndexUnwritable
 from clawstream.topics import NEXT_STATES, TURNS
 from schemas.events import NextStateEvent, TurnEvent
 from schemas.events.next_state import NextStateKind
 from schemas.events.turn import UntrainableReason
+from services.gateway import index_follower
 from services.gateway.event_size import fitted_next_state
 from services.gateway.idle_sessions import IdleSessions
 from services.gateway.index_secret import load_or_create_secret
@@ -236,18 +237,72 @@ def test_many_idle_sessions_leave_nothing_in_memory() -> None:
     assert len(sessions) == 0
 
 
-async def test_an_index_that_cannot_be_written_is_a_failure_of_the_gateway(
+async def test_an_index_that_is_damaged_is_a_failure_of_the_gateway(
     bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
+        raise sqlite3.DatabaseError("database disk image is malformed")
 
     async with running_gateway(bus, tmp_path) as gateway:
         monkeypatch.setattr(TurnIndexStore, "fold", refuse)
         await gateway.answer([user("a")], "an answer")
         await until(lambda: gateway.conversations.failure is not None)
-        assert isinstance(gateway.conversations.failure, sqlite3.OperationalError)
+        assert isinstance(gateway.conversations.failure, sqlite3.DatabaseError)
         assert not gateway.conversations.is_ready()
+
+
+async def test_an_index_whose_disk_is_full_is_written_when_there_is_space(
+    bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_follower, "_REFUSED_SECONDS", 0.01)
+    fold, refusals = TurnIndexStore.fold, 0
+
+    def refuse(*_: Any, **__: Any) -> None:
+        nonlocal refusals
+        refusals += 1
+        raise TurnIndexUnwritable("database or disk is full")
+
+    async with running_gateway(bus, tmp_path) as gateway:
+        await until(gateway.conversations.is_ready)
+        monkeypatch.setattr(TurnIndexStore, "fold", refuse)
+        first = await gateway.answer([user("a")], "an answer")
+        await until(lambda: refusals > 1)
+        assert gateway.conversations.failure is None
+        assert gateway.conversations.is_ready(), "chat goes on"
+        second = await gateway.answer([user("a"), assistant("an answer"), user("b")], "another")
+        assert second.parent_turn_id == first.turn_id
+        monkeypatch.setattr(TurnIndexStore, "fold", fold)
+        assert await gateway.conversations.wait_until_indexed(GIVE_UP_SECONDS)
+
+
+async def test_a_turn_that_ended_its_session_is_not_ended_again_after_a_restart(bus: MemoryBus, tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with running_gateway(bus, tmp_path, clock=clock) as gateway:
+        turn = await gateway.answer([user("a")], "goodbye", done=True)
+        assert await gateway.conversations.wait_until_indexed(GIVE_UP_SECONDS)
+    clock.advance(10_000)
+    async with running_gateway(bus, tmp_path, clock=clock) as gateway:
+        await until(gateway.conversations.is_ready)
+        await gateway.conversations.idle_sessions.restore()
+    assert kinds(bus) == {turn.turn_id: [NextStateKind.SESSION_END]}
+
+
+async def test_an_end_that_was_written_and_not_noted_is_not_written_again(
+    bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a kill between the two, or on a full disk."""
+    clock = ManualClock()
+    with monkeypatch.context() as patched:
+        patched.setattr(TurnIndexStore, "mark_ended", lambda *_: None)
+        async with running_gateway(bus, tmp_path, clock=clock) as gateway:
+            turn = await gateway.answer([user("a")], "an answer")
+            clock.advance(10_000)
+            assert await gateway.conversations.idle_sessions.close_idle() == 1
+            assert await gateway.conversations.wait_until_indexed(GIVE_UP_SECONDS)
+    async with running_gateway(bus, tmp_path, clock=clock) as gateway:
+        await until(gateway.conversations.is_ready)
+        await gateway.conversations.idle_sessions.restore()
+    assert kinds(bus) == {turn.turn_id: [NextStateKind.SESSION_END]}
 
 
 async def test_sessions_that_cannot_be_ended_are_a_failure_of_the_gateway(

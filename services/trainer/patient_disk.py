@@ -1,0 +1,96 @@
+"""A full disk is waited for: what is to be written is in memory, and a restart would only have to train it again.
+
+Training stands still meanwhile, with a line in the log every few seconds; it goes on when there is space. Everything
+is written whole or not at all, so that trying again is safe.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from clawstream.durable_files import is_out_of_space
+from clawstream.errors import ClawstreamError
+from clawstream.log import Logger
+from services.trainer.batch_archive import ArchivedBatch
+from services.trainer.ports import Archive, Snapshot, Store
+from services.trainer.sample import TrainingSample
+
+_RETRY_SECONDS: Final = 3.0
+
+Result = TypeVar("Result")
+
+
+class DiskPatience:
+    """Tries again until there is space, or the process is to end."""
+
+    def __init__(self, stop: threading.Event, logger: Logger) -> None:
+        self._stop = stop
+        self._logger = logger
+
+    def write(self, what: str, write: Callable[[], Result]) -> Result:
+        """What `write` returns. Raises what it raised for another reason than space, or at the end of the process."""
+        while True:
+            try:
+                return write()
+            except ClawstreamError as error:
+                if self._stop.is_set() or not is_out_of_space(error):
+                    raise
+                self._logger.error(
+                    "the disk is full: training waits for space",
+                    what=what,
+                    error=str(error),
+                    again_in_seconds=_RETRY_SECONDS,
+                )
+            self._stop.wait(_RETRY_SECONDS)
+
+
+class PatientStore:
+    """`services.trainer.ports.Store` that waits for space."""
+
+    def __init__(self, inner: Store, patience: DiskPatience) -> None:
+        self._inner = inner
+        self._patience = patience
+
+    def save_checkpoint(self, snapshot: Snapshot, progress: dict[str, Any], step: int) -> None:
+        self._patience.write("checkpoint", lambda: self._inner.save_checkpoint(snapshot, progress, step))
+
+    def publish(
+        self,
+        snapshot: Snapshot,
+        *,
+        weight_version: int,
+        base_version: int | None,
+        lineage: str,
+        train_step_id: str | None,
+        created_at: datetime,
+    ) -> tuple[Path, str]:
+        return self._patience.write(
+            "weights",
+            lambda: self._inner.publish(
+                snapshot,
+                weight_version=weight_version,
+                base_version=base_version,
+                lineage=lineage,
+                train_step_id=train_step_id,
+                created_at=created_at,
+            ),
+        )
+
+    def versions(self) -> list[int]:
+        return self._inner.versions()
+
+    def delete(self, weight_version: int) -> None:
+        self._inner.delete(weight_version)
+
+
+class PatientArchive:
+    """`services.trainer.ports.Archive` that waits for space."""
+
+    def __init__(self, inner: Archive, patience: DiskPatience) -> None:
+        self._inner = inner
+        self._patience = patience
+
+    def write(self, lineage: str, step: int, samples: Sequence[TrainingSample]) -> ArchivedBatch:
+        return self._patience.write("batch", lambda: self._inner.write(lineage, step, samples))
