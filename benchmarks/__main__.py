@@ -21,6 +21,7 @@ def main(
             str(model_directory),
         ],
         "judge and teacher": ["benchmarks.judge_and_teacher"],
+        "20,000 turns through judge and teacher: memory and cost": ["benchmarks.judge_and_teacher_memory"],
         "training step against bare Megatron": ["benchmarks.trainer_step_against_bare_megatron", str(model_directory)],
         "gateway against the engine": ["benchmarks.gateway_against_engine", str(model_directory)],
         "turn to log": ["benchmarks.turn_to_log", str(model_directory)],

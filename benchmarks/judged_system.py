@@ -80,9 +80,9 @@ class Conversations:
         producer.close()
 
 
-def conversations(bus: Bus, namespace: str, count: int, sessions: int = 240) -> Conversations:
-    """Writes `count` turns."""
-    turns = [turn(number, sessions) for number in range(count)]
+def conversations(bus: Bus, namespace: str, count: int, sessions: int = 240, *, first: int = 0) -> Conversations:
+    """Writes `count` turns, whose numbers begin with `first`."""
+    turns = [turn(number, sessions) for number in range(first, first + count)]
     deliveries: dict[int, Delivery] = {}
     producer = bus.producer()
     for number, event in enumerate(turns):

@@ -38,7 +38,7 @@ INPUTS = 60
 SAMPLES = 12
 CONVERSATIONS = 6
 BIG_ANSWER_TOKENS = 70_000
-REDUCED_CASES = {"judge": 3, "teacher": 2, "trainer": 2, "gateway": 2}
+REDUCED_CASES = {"judge": 2, "teacher": 1, "trainer": 2, "gateway": 2}
 
 StartService = Callable[..., ServiceProcess]
 

@@ -18,7 +18,16 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 CONVERSATIONS = 16
 
 
-@pytest.mark.parametrize("victim", ["broker", "engine-0", "gateway-0", "judge", "teacher", "trainer"])
+@pytest.mark.parametrize(
+    "victim",
+    [
+        "engine-0",
+        "gateway-0",
+        "trainer",
+        # In every CI run a broker is killed by test_broker_away, and workers by test_crash_points.
+        *(pytest.param(each, marks=pytest.mark.chaos_full) for each in ("broker", "judge", "teacher")),
+    ],
+)
 def test_nothing_is_lost_and_nothing_trained_twice(
     start_system: Callable[..., RunningSystem], victim: str, chaos: Chaos
 ) -> None:

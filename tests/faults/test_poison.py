@@ -131,6 +131,7 @@ def test_a_judge_puts_exactly_the_poison_aside(
     chaos.counts.faults_survived += len(poison) + len(forgotten)
 
 
+@pytest.mark.chaos_full
 def test_a_trainer_puts_samples_with_missing_blobs_aside(
     log: JudgedLog, broker: str, namespace: str, start_service: StartService, chaos: Chaos, tmp_path: Path
 ) -> None:
