@@ -3,7 +3,8 @@
     python -m benchmarks.judge_and_teacher_memory [--turns 20000]        1,000,000 of them take hours and about 10 GB
 
 The next chunk is written when the samples of the last one are there: memory that grows is then kept for what is done,
-not for what waits. After every chunk one line says what each process holds and what an event of
+not for what waits. The teacher's cache of turns, 64 MiB by default, is set to 4 MiB, so that it is full before memory
+counts. After every chunk one line says what each process holds and what an event of
 this chunk cost. The first fifth is warm-up. Exits with 1 when a process grew by more than the goal between there and
 the end, or when an event of the last third costs more than the goal times what one of the first third after it did.
 """
@@ -34,7 +35,12 @@ _CHUNKS = 20
 _WARM_UP_SHARE = 0.2
 _TURNS_OF_SESSION = 5
 _NAMESPACE = "bench-memory"
-_RULES = '[judge]\nspec = { backend = "rules", rules = [["thanks", 1], ["no", -1]] }\n'
+_SECTIONS = """\
+[judge]
+spec = { backend = "rules", rules = [["thanks", 1], ["no", -1]] }
+[teacher]
+turn_cache_bytes = 4194304
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +89,7 @@ def measure(system: JudgedSystem, broker: LocalBroker, turns: int) -> list[Mark]
     bus = system.bus(_NAMESPACE)
     chunk = max(1, turns // _CHUNKS)
     marks: list[Mark] = []
-    with system.processes(_NAMESPACE, SERVICES, _RULES) as started:
+    with system.processes(_NAMESPACE, SERVICES, _SECTIONS) as started:
         processes = dict(zip(SERVICES, started, strict=True))
         node = broker.running()
         assert node is not None
