@@ -7,6 +7,7 @@ not for what waits. The teacher's cache of turns, 64 MiB by default, is set to 4
 counts. After every chunk one line says what each process holds and what an event of
 this chunk cost. The first fifth is warm-up. Exits with 1 when a process grew by more than the goal between there and
 the end, or when an event of the last third costs more than the goal times what one of the first third after it did.
+Costs are compared as multiples of what writing the same chunk cost this program: on a busy machine all of them rise.
 """
 
 import json
@@ -31,6 +32,7 @@ from clawstream.topics import full_name
 GOAL_GROWN_MEGABYTES = 50.0
 GOAL_COST_RATIO = 1.3
 SERVICES = ("judge", "teacher")
+WRITER = "writer"
 _CHUNKS = 20
 _WARM_UP_SHARE = 0.2
 _TURNS_OF_SESSION = 5
@@ -54,7 +56,7 @@ class Mark:
     resident_megabytes: dict[str, float]
     """By process."""
     cpu_milliseconds_per_event: dict[str, float]
-    """By process, of this chunk."""
+    """By process, of this chunk; of `writer`, which is this program, for making and writing its turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ class Verdict:
     grown_megabytes: float
     """Resident set at the end, less that after the warm-up."""
     cost_ratio: float
-    """CPU time of an event in the last third to that in the first third after the warm-up; medians."""
+    """CPU time of an event, as a multiple of the writer's: in the last third to the first third after the warm-up;
+    medians."""
 
     @property
     def holds(self) -> bool:
@@ -76,7 +79,7 @@ def verdict(marks: Sequence[Mark], process: str) -> Verdict:
     """What the marks of a run, at least four, say of a process."""
     settled = marks[int(len(marks) * _WARM_UP_SHARE) :]
     third = max(1, len(settled) // 3)
-    costs = [mark.cpu_milliseconds_per_event[process] for mark in settled]
+    costs = [mark.cpu_milliseconds_per_event[process] / mark.cpu_milliseconds_per_event[WRITER] for mark in settled]
     memory = [mark.resident_megabytes[process] for mark in settled]
     return Verdict(
         grown_megabytes=round(memory[-1] - memory[0], 1),
@@ -93,7 +96,7 @@ def measure(system: JudgedSystem, broker: LocalBroker, turns: int) -> list[Mark]
         processes = dict(zip(SERVICES, started, strict=True))
         node = broker.running()
         assert node is not None
-        watched = {**processes, "broker": psutil.Process(node.pid)}
+        watched = {**processes, "broker": psutil.Process(node.pid), WRITER: psutil.Process()}
         samples = Counter(bus, full_name(_NAMESPACE, topics.SAMPLES))
         cpu = {name: _cpu_seconds(process) for name, process in watched.items()}
         since = time.perf_counter()

@@ -2,12 +2,18 @@
 
 from collections.abc import Sequence
 
-from benchmarks.judge_and_teacher_memory import GOAL_COST_RATIO, GOAL_GROWN_MEGABYTES, Mark, verdict
+from benchmarks.judge_and_teacher_memory import GOAL_COST_RATIO, GOAL_GROWN_MEGABYTES, WRITER, Mark, verdict
 
 
-def marks(memory: Sequence[float], cost: Sequence[float]) -> list[Mark]:
+def marks(memory: Sequence[float], cost: Sequence[float], load: float = 0.0) -> list[Mark]:
+    """`load`: by how much everything costs more after each chunk."""
     return [
-        Mark(1000 * (number + 1), 100.0, {"judge": megabytes}, {"judge": milliseconds})
+        Mark(
+            1000 * (number + 1),
+            100.0,
+            {"judge": megabytes},
+            {"judge": milliseconds * (1 + load * number), WRITER: 1 + load * number},
+        )
         for number, (megabytes, milliseconds) in enumerate(zip(memory, cost, strict=True))
     ]
 
@@ -27,6 +33,10 @@ def test_growth_is_seen() -> None:
 def test_rising_cost_is_seen() -> None:
     cost = [1.0 + 1.2 * (GOAL_COST_RATIO - 1) * each / 8 for each in range(20)]
     assert not verdict(marks([100.0] * 20, cost), "judge").holds
+
+
+def test_a_machine_that_gets_busy_is_no_rising_cost() -> None:
+    assert verdict(marks([100.0] * 20, [1.0] * 20, load=0.1), "judge").holds
 
 
 def test_one_slow_chunk_is_no_rising_cost() -> None:
