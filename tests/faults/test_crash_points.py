@@ -32,7 +32,7 @@ from tests.fixtures.service_process import ServiceProcess
 from tests.fixtures.stub_engine import StubAnswer, StubEngine
 from tests.unit.trainer.tiny_models import save_tiny_model
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 
 INPUTS = 60
 SAMPLES = 12

@@ -22,7 +22,7 @@ from tests.fixtures.small_disk import SmallDisk
 from tests.fixtures.stub_engine import StubAnswer, StubEngine
 from tests.unit.trainer.tiny_models import save_tiny_model
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 
 USERS = 3
 BIG_ANSWER_TOKENS = 70_000

@@ -23,7 +23,7 @@ from tests.fixtures.judged_log import NOW, JudgedLog, next_state_of, turn_event
 from tests.fixtures.service_process import ServiceProcess
 from tests.unit.trainer.tiny_models import save_tiny_model
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 
 FORGOTTEN_SESSION = "a-session-to-be-forgotten"
 OVERSIZED_BYTES = 1_900_000

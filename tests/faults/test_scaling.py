@@ -17,7 +17,7 @@ from tests.fixtures.buses import kafka_bus, read_all
 from tests.fixtures.judged_log import JudgedLog
 from tests.fixtures.service_process import ServiceProcess
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 
 RULES = 'spec = { backend = "rules", rules = [["thanks", 1], ["no", -1]] }\n'
 

@@ -16,7 +16,7 @@ from tests.fixtures.buses import kafka_bus
 from tests.fixtures.judged_log import JudgedLog
 from tests.fixtures.service_process import ServiceProcess
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 
 POLL_INTERVAL_SECONDS = 6.0
 """The broker allows no shorter session, and a session may not be longer than the poll interval."""

@@ -15,7 +15,7 @@ from tests.fixtures.judged_history import write_next_states
 from tests.fixtures.judged_log import JudgedLog
 from tests.fixtures.service_process import ServiceProcess
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize(
