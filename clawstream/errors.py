@@ -150,6 +150,10 @@ class TransactionTimedOut(Fenced):
     """
 
 
+class NameTaken(Fenced):
+    """Fenced, and the log shows that another process has written under our name since. The process must exit."""
+
+
 class FatalBusError(BusError):
     """The client can never be used again. The process must exit; a supervisor restarts it."""
 

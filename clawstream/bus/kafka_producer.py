@@ -46,6 +46,15 @@ def _client(properties: Properties) -> LibrdkafkaProducer:
     return LibrdkafkaProducer(dict(properties), logger=logging.getLogger("clawstream.librdkafka"))
 
 
+@contextmanager
+def _translated(doing: str) -> Generator[None]:
+    """Polls and flushes raise what has ended the client for good, whatever they were called for."""
+    try:
+        yield
+    except KafkaException as error:
+        raise translate(kafka_error(error), doing) from error
+
+
 class _Deliveries:
     """A librdkafka producer whose failed deliveries are kept until somebody asks."""
 
@@ -71,7 +80,8 @@ class _Deliveries:
                     raise BrokerUnavailable(
                         f"{record.topic}: the producer's queue stayed full for {_QUEUE_FULL_SECONDS:.0f} seconds"
                     ) from error
-                self.client.poll(0.1)
+                with _translated(f"writing to {record.topic}"):
+                    self.client.poll(0.1)
             except KafkaException as error:
                 raise self._failure(record, kafka_error(error)) from error
             else:
@@ -132,13 +142,15 @@ class KafkaProducer:
 
     def produce(self, record: OutgoingRecord, on_delivery: DeliveryCallback | None = None) -> None:
         self._deliveries.produce(record, on_delivery)
-        self._deliveries.client.poll(0)
+        self.poll(0)
 
     def poll(self, timeout_seconds: float = 0.0) -> None:
-        self._deliveries.client.poll(timeout_seconds)
+        with _translated("serving delivery reports"):
+            self._deliveries.client.poll(timeout_seconds)
 
     def flush(self, timeout_seconds: float) -> None:
-        remaining = self._deliveries.client.flush(timeout_seconds)
+        with _translated("flushing"):
+            remaining = self._deliveries.client.flush(timeout_seconds)
         failure = self._deliveries.take_failure()
         if failure is not None:
             raise failure
@@ -242,10 +254,16 @@ class KafkaTransactionalProducer:
             raise TransactionAbortable(str(error)) from error
 
     def flush(self, timeout_seconds: float) -> None:
-        remaining = self._client.flush(timeout_seconds)
-        failure = self._deliveries.take_failure()
-        if failure is None and remaining > 0:
-            failure = BrokerUnavailable(f"{remaining} record(s) undelivered after {timeout_seconds:.1f} seconds")
+        failure: BusError | None
+        try:
+            with _translated(f"transactional id {self._id}: flushing"):
+                remaining = self._client.flush(timeout_seconds)
+        except BusError as error:
+            failure = error
+        else:
+            failure = self._deliveries.take_failure()
+            if failure is None and remaining > 0:
+                failure = BrokerUnavailable(f"{remaining} record(s) undelivered after {timeout_seconds:.1f} seconds")
         if failure is not None:
             self._needs_replacement = True
             with self._own_timeout_told_apart():

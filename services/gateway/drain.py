@@ -4,9 +4,10 @@ One drain is one transaction (`batch_writer`), which ends with the outbox positi
 is decided by the log: a new producer is initialised, which ends the old transaction, and the position on the log says
 whether it was committed.
 
-Who is fenced has lost its name to another process, and ends. There is one exception: a broker fences a producer, too,
-whose transaction was open for longer than its timeout. Then the position on the log tells the two apart: every process
-writes its outbox's identity there before it writes anything else.
+Who is fenced may have lost its name to another process, and then ends. But a broker also fences a producer whose
+transaction was open for longer than its timeout; and after an outage the initialisation of an earlier producer of ours,
+which had been given up, may arrive late and fence the one that took its place. The position on the log tells these
+apart: every process writes its outbox's identity there before it writes anything else.
 """
 
 import threading
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from clawstream.bus.fold import LogReader
 from clawstream.bus.interface import Bus, TransactionalProducer
 from clawstream.clock import Clock
-from clawstream.errors import BusError, FatalBusError, Fenced, OutboxError, RecordRejected, TransactionTimedOut
+from clawstream.errors import BusError, FatalBusError, Fenced, NameTaken, OutboxError, RecordRejected
 from clawstream.log import Logger
 from clawstream.metrics import Metrics
 from services.gateway.batch_writer import BatchWriter, PreparedBatch, UnknownPlace, made_record
@@ -73,7 +74,7 @@ class OutboxDrain:
         """Where the partitions of the index ended when the producer had decided all earlier transactions."""
         self._position = 0
         self._name_in_doubt = False
-        """The last transaction outlived its timeout: it is not known yet whether another process has our name."""
+        """We were fenced: it is not known yet whether another process has our name."""
         self._stopping = threading.Event()
         self._drained = threading.Condition()
         self._oversized: set[int] = set()
@@ -114,12 +115,14 @@ class OutboxDrain:
                 except RecordRejected as error:
                     self._abandon()
                     self._set_aside(error)
-                except TransactionTimedOut as error:
-                    self._logger.warning("a transaction outlived its timeout", error=str(error))
+                except (NameTaken, FatalBusError):
+                    raise
+                except Fenced as error:
+                    self._logger.warning("fenced; looking whether another process has our name", error=str(error))
                     self._abandon()
                     self._name_in_doubt = True
-                except (Fenced, FatalBusError):
-                    raise
+                    self._stopping.wait(retry_seconds)
+                    retry_seconds = min(2 * retry_seconds, _LAST_RETRY_SECONDS)
                 except BusError as error:
                     self._logger.warning(
                         "the outbox cannot be drained; chat goes on",
@@ -181,6 +184,8 @@ class OutboxDrain:
             self._check_that_the_name_is_ours()
         producer = self._bus.transactional_producer(self._transactional_id)
         try:
+            if self._name_in_doubt:
+                self._check_that_the_name_is_ours()  # Again: until now the other process could write.
             self._index_ends = self._ends_of_index()
             if not self._take_position_from_log():
                 self._writer.write_position(producer, self._position)
@@ -192,12 +197,12 @@ class OutboxDrain:
         return producer
 
     def _check_that_the_name_is_ours(self) -> None:
-        """Raises Fenced when another process has written its outbox's identity under our name."""
+        """Raises NameTaken when another process has written its outbox's identity under our name."""
         on_log = read_position(self._bus, self._outbox_topic, self._gateway)
         if on_log is not None and on_log.outbox_id != self._outbox.outbox_id:
-            raise Fenced(
-                f"transactional id {self._transactional_id}: while a transaction of ours was open for too long, outbox "
-                f"{on_log.outbox_id} took the name {self._gateway}; give every gateway a name of its own"
+            raise NameTaken(
+                f"transactional id {self._transactional_id}: outbox {on_log.outbox_id} took the name {self._gateway}; "
+                "give every gateway a name of its own"
             )
 
     def _take_position_from_log(self) -> bool:

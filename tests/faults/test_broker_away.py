@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,20 @@ def own_broker(tmp_path: Path) -> Iterator[LocalBroker]:
         missing(str(error))
     yield made
     made.stop()
+
+
+@dataclass
+class Supervised:
+    """A worker that is started again when it ends, as a supervisor does: one that was fenced must end."""
+
+    start: Callable[[], ServiceProcess]
+
+    def __post_init__(self) -> None:
+        self.now = self.start()
+
+    def tend(self) -> None:
+        if self.now.process.poll() is not None:
+            self.now = self.start()
 
 
 def kill(broker: LocalBroker) -> None:
@@ -93,12 +108,12 @@ engines = [{{ name = "one", url = "{engine.base_url}" }}]
 conversations = {{ outbox_max_bytes = {outbox_bytes}, outbox_segment_bytes = 20000 }}
 """,
         )
-        judge = start_service(
-            "judge", kafka + '[judge]\nspec = { backend = "rules", rules = [["1th", 1], ["th", -1]] }\n'
-        )
-        teacher = start_service("teacher", kafka + "[teacher]\n")
-        running = (gateway, judge, teacher)
-        await asyncio.to_thread(wait_until, lambda: is_ready(url), "the gateway serves", *running)
+        rules = '[judge]\nspec = { backend = "rules", rules = [["th", -1]] }\n'
+        workers = [
+            Supervised(lambda: start_service("judge", kafka + rules)),
+            Supervised(lambda: start_service("teacher", kafka + "[teacher]\n")),
+        ]
+        await asyncio.to_thread(wait_until, lambda: is_ready(url), "the gateway serves", gateway)
         async with Chat(url, USERS) as chat:
             await chat.hears(10 * USERS)
             kill(own_broker)
@@ -118,17 +133,21 @@ conversations = {{ outbox_max_bytes = {outbox_bytes}, outbox_segment_bytes = 200
             await chat.until(lambda: len(chat.recorded) >= before + 5 * USERS)
         assert chat.refused == 0, "chat must go on"
         await asyncio.to_thread(
-            wait_until, lambda: metric(operations_url, "clawstream_outbox_entries") == 0, "all is on the log", *running
+            wait_until, lambda: metric(operations_url, "clawstream_outbox_entries") == 0, "all is on the log", gateway
         )
         assert await asyncio.to_thread(gateway.stop) == 0, gateway.text()
     second_opinion = await asyncio.to_thread(KafkaLog, servers, namespace)
     for stage, topic in (("judge", topics.NEXT_STATES), ("teacher", topics.SCORES)):
         due = ends(await asyncio.to_thread(read_all, log.bus, log.topic(topic)))
-        await asyncio.to_thread(
-            wait_until, lambda stage=stage, due=due: committed(second_opinion, stage) == due, stage, judge, teacher
-        )
-    for each in (judge, teacher):
-        assert await asyncio.to_thread(each.stop) == 0, each.text()
+
+        def all_is_handled(stage: str = stage, due: dict[int, int] = due) -> bool:
+            for each in workers:
+                each.tend()
+            return committed(second_opinion, stage) == due
+
+        await asyncio.to_thread(wait_until, all_is_handled, f"the {stage} has handled all")
+    for each in workers:
+        assert await asyncio.to_thread(each.now.stop) == 0, each.now.text()
     await asyncio.to_thread(second_opinion.close)
 
     records = await asyncio.to_thread(read_all, log.bus, log.topic(topics.TURNS))

@@ -57,6 +57,7 @@ class FakeLibrdkafka:
         return 0
 
     def flush(self, timeout: float) -> int:
+        self._call("flush")
         return 0
 
     def purge(self) -> None:
@@ -143,6 +144,24 @@ def test_what_an_abort_purged_is_no_failure(code: int) -> None:
     producer.abort()
     producer.flush(1)
     assert not producer.needs_replacement
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (KafkaError(KafkaError._FENCED, "by a newer instance", fatal=True), Fenced),
+        (KafkaError(KafkaError._FATAL, "it is over", fatal=True), FatalBusError),
+    ],
+)
+def test_a_fatal_error_that_a_flush_raises_is_one_of_ours(error: KafkaError, expected: type[Exception]) -> None:
+    """librdkafka's own flush raises it, whatever has failed."""
+    fake = FakeLibrdkafka()
+    fake.errors["flush"] = [error]
+    producer = producer_over(fake)
+    producer.begin()
+    with pytest.raises(expected):
+        producer.flush(1)
+    assert producer.needs_replacement
 
 
 def test_a_delivery_that_is_too_large_is_named_by_commit() -> None:

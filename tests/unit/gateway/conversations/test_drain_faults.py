@@ -12,7 +12,7 @@ from clawstream.bus.memory import MemoryBus
 from clawstream.bus.memory_consumer import MemoryConsumer
 from clawstream.clock import SystemClock
 from clawstream.codec import decode_as
-from clawstream.errors import BrokerUnavailable, Fenced, TransactionAbortable, TransactionTimedOut
+from clawstream.errors import BrokerUnavailable, Fenced, NameTaken, TransactionAbortable, TransactionTimedOut
 from clawstream.topics import NEXT_STATES, OUTBOX, TURN_INDEX, TURNS
 from schemas.events import NextStateEvent, OutboxPositionEvent, TurnEvent, TurnIndexEvent
 from services.gateway import drain
@@ -79,20 +79,55 @@ async def test_a_fault_at_every_moment(tmp_path: Path, error: type[Exception]) -
     assert {"before initialise", "before begin", "after produce", "before commit", "after commit"} <= set(moments)
 
 
+TRANSACTIONAL_ID = "clawstream.gateway.gateway-0.outbox"
+
+
+def take_the_name(bus: MemoryBus) -> None:
+    """As another process does: its outbox's identity first of all."""
+    producer = bus.transactional_producer(TRANSACTIONAL_ID)
+    producer.begin()
+    producer.produce(
+        position_record(
+            topic="clawstream.outbox.v1",
+            gateway="gateway-0",
+            source="gateway/gateway-0",
+            outbox_id="another outbox",
+            next_sequence=0,
+            clock=SystemClock(),
+        )
+    )
+    producer.commit()
+    producer.close()
+
+
 async def test_whoever_takes_the_name_stops_the_old_one(tmp_path: Path) -> None:
     bus = MemoryBus()
     create_topics(bus)
     async with running_gateway(bus, tmp_path) as gateway:
         await gateway.answer([user("a")], "b")
         assert gateway.conversations.drain.wait_until_drained(GIVE_UP_SECONDS)
-        bus.transactional_producer("clawstream.gateway.gateway-0.outbox").close()
+        take_the_name(bus)
         await gateway.answer([user("c")], "d")
         assert not gateway.conversations.drain.wait_until_drained(GIVE_UP_SECONDS)
-        assert isinstance(gateway.conversations.failure, Fenced)
+        assert isinstance(gateway.conversations.failure, NameTaken)
         assert not gateway.conversations.is_ready()
 
 
-TRANSACTIONAL_ID = "clawstream.gateway.gateway-0.outbox"
+async def test_an_earlier_initialisation_of_ours_that_comes_late_stops_nothing(tmp_path: Path) -> None:
+    """After an outage the broker may carry out what was given up long ago: it fences us, and writes nothing."""
+    bus = MemoryBus()
+    create_topics(bus)
+    turns: list[TurnEvent] = []
+    async with running_gateway(bus, tmp_path) as gateway:
+        for number in range(3):
+            turns.append(await gateway.answer([user(f"question {number}")], f"answer {number}"))
+            assert await asyncio.to_thread(gateway.conversations.drain.wait_until_drained, GIVE_UP_SECONDS)
+            bus.transactional_producer(TRANSACTIONAL_ID).close()
+        turns.append(await gateway.answer([user("the last")], "answer"))
+        assert await asyncio.to_thread(gateway.conversations.drain.wait_until_drained, GIVE_UP_SECONDS)
+        assert gateway.conversations.failure is None
+    on_log = [decode_as(record, TurnEvent).turn_id for record in records_of(bus, TURNS)]
+    assert sorted(on_log) == sorted(turn.turn_id for turn in turns)
 
 
 class BrokerEndsTransaction:
@@ -128,20 +163,7 @@ async def test_who_took_the_name_during_a_transaction_that_outlived_its_timeout_
     create_topics(bus)
 
     def another_process_starts() -> None:
-        producer = bus.transactional_producer(TRANSACTIONAL_ID)
-        producer.begin()
-        producer.produce(
-            position_record(
-                topic="clawstream.outbox.v1",
-                gateway="gateway-0",
-                source="gateway/gateway-0",
-                outbox_id="another outbox",
-                next_sequence=0,
-                clock=SystemClock(),
-            )
-        )
-        producer.commit()
-        producer.close()
+        take_the_name(bus)
 
     async with running_gateway(bus, tmp_path) as gateway:
         await gateway.answer([user("a")], "b")
