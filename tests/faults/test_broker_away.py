@@ -104,6 +104,7 @@ model_path = "{tiny_model_directory}"
 port = {port}
 operations_port = {operations}
 max_context_tokens = 100000
+engine_deadlines = {{ connect_seconds = 120.0 }}
 engines = [{{ name = "one", url = "{engine.base_url}" }}]
 conversations = {{ outbox_max_bytes = {outbox_bytes}, outbox_segment_bytes = 20000 }}
 """,

@@ -79,6 +79,7 @@ model_path = "{tiny_model_directory}"
 port = {ports[number]}
 operations_port = {ports[2 + number]}
 max_context_tokens = 400000
+engine_deadlines = {{ connect_seconds = 120.0 }}
 engines = [{{ name = "one", url = "{engine.base_url}" }}]
 conversations = {{ outbox_segment_bytes = 20000, index_secret_file = "{tmp_path / "secret"}" }}
 """,
