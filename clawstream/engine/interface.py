@@ -33,6 +33,12 @@ class GenerationRequest:
     """[prompt_tokens]"""
     sampling_parameters: Mapping[str, Any]
     """In SGLang's names: temperature, top_p, max_new_tokens, stop, stop_token_ids..."""
+    top_logprobs: int = 0
+    """How many of the likeliest tokens are wanted beside each sampled one."""
+
+
+TopLogprobs = list[tuple[int, float]]
+"""[candidates]: id and log-prob of the likeliest tokens in one place, likeliest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,8 @@ class GenerationChunk:
     """[new_tokens]"""
     logprobs: list[float | None]
     """[new_tokens] in nats at the sampling temperature. None where the engine sent null."""
+    top_logprobs: list[TopLogprobs] = field(default_factory=list[TopLogprobs])
+    """[new_tokens] of the same distribution; empty when none were asked for."""
     finish_reason: str | None = None
     """`stop`, `length` or `abort` in the last chunk, else None."""
     finish_detail: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -55,6 +55,8 @@ class GenerationPlan:
     answer_beginning: list[int]
     """[tokens], the last of the prompt: the answer's first words where the client demands a tool call. Often empty."""
     sampling: SamplingPlan
+    top_logprobs: int
+    """How many of the likeliest tokens the client wants to see beside each of the answer's."""
     streams: bool
     """What was sent cannot be taken back: an answer that streams is tried again only before its first token."""
     policy: str
@@ -202,6 +204,7 @@ class Generation:
             request_id=self._request_id,
             input_ids=self._plan.prompt.token_ids,
             sampling_parameters=self._plan.sampling.engine_parameters,
+            top_logprobs=self._plan.top_logprobs,
         )
         async with aclosing(engine.generate(request)) as chunks:
             async for chunk in chunks:
@@ -219,7 +222,7 @@ class Generation:
 
     def _put(self, delta: AnswerDelta, chunk: GenerationChunk) -> None:
         if self._plan.streams and (delta or chunk.token_ids):
-            self._events.put_nowait(Piece(delta, chunk.token_ids, chunk.logprobs))
+            self._events.put_nowait(Piece(delta, chunk.token_ids, chunk.logprobs, chunk.top_logprobs))
 
     def _stream(self) -> AnswerStream:
         assert self._answer is not None
@@ -243,6 +246,7 @@ class Generation:
                 usage=usage,
                 token_ids=self._capture.token_ids,
                 logprobs=self._capture.logprobs,
+                top_logprobs=self._capture.top_logprobs,
                 recorded=recorded,
             )
         )

@@ -74,6 +74,7 @@ async def serve(settings: GatewaySettings, bus: Bus, logger: Logger, crash: Cras
             engine.name,
             engine.url,
             timeouts=timeouts,
+            vocabulary_size=renderer.vocabulary_size,
             may_be_silent=lambda name=engine.name: gate.is_updating(name),
         )
         for engine in settings.engines
