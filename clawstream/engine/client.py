@@ -112,6 +112,7 @@ class HttpEngineClient:
             async with response:
                 if response.status >= 400:
                     await self._raise_for_status("/generate", response)
+                request.on_accepted()
                 # No deadline is open while the consumer works on a chunk: its time does not count.
                 wait_seconds = self._timeouts.first_chunk_seconds
                 while True:

@@ -4,7 +4,7 @@ Conventions, measured on SGLang 0.5.23: log-probs of sampled tokens are those of
 log-probs of given tokens are always at temperature 1. Weight versions are decimal numbers sent as text.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -35,6 +35,8 @@ class GenerationRequest:
     """In SGLang's names: temperature, top_p, max_new_tokens, stop, stop_token_ids..."""
     top_logprobs: int = 0
     """How many of the likeliest tokens are wanted beside each sampled one."""
+    on_accepted: Callable[[], None] = lambda: None
+    """Called once the engine has taken the request: tokens will follow, however late."""
 
 
 TopLogprobs = list[tuple[int, float]]

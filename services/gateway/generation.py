@@ -87,6 +87,8 @@ class Generation:
         self._logger = logger
         self._events: asyncio.Queue[GenerationEvent] = asyncio.Queue()
         self._placed: asyncio.Future[Placement | None] = asyncio.get_running_loop().create_future()
+        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once an engine has taken the request: admission, placing and choice of an engine are behind it."""
         self._stop: _Stop | None = None
         self._sampling_task: asyncio.Task[None] | None = None
         # Of the attempt that is under way.
@@ -205,6 +207,7 @@ class Generation:
             input_ids=self._plan.prompt.token_ids,
             sampling_parameters=self._plan.sampling.engine_parameters,
             top_logprobs=self._plan.top_logprobs,
+            on_accepted=self._accept,
         )
         async with aclosing(engine.generate(request)) as chunks:
             async for chunk in chunks:
@@ -219,6 +222,10 @@ class Generation:
                 self._put(self._stream().push(chunk.token_ids), chunk)
         if self._capture.finish_reason in (None, "abort"):
             raise EngineUnavailable(f"engine {engine.name} ended the answer by itself")
+
+    def _accept(self) -> None:
+        if not self.accepted.done():
+            self.accepted.set_result(None)
 
     def _put(self, delta: AnswerDelta, chunk: GenerationChunk) -> None:
         if self._plan.streams and (delta or chunk.token_ids):

@@ -1,7 +1,7 @@
 """A running generation as an HTTP answer: one body, or server-sent events as tokens come.
 
-Written on ASGI itself: the status must wait for the first event, so that an engine that is away is a 503 and no broken
-stream, and a client who leaves must be noticed at once, whether or not anything is being sent.
+Written on ASGI itself: the status must wait until an engine has taken the request, so that an engine that is away is a
+503 and no broken stream; and a client who leaves must be noticed at once, whether or not anything is being sent.
 """
 
 import asyncio
@@ -34,14 +34,20 @@ class AnswerResponse(Response):
         model: str,
         created: int,
         keep_alive_seconds: float,
+        stream_start_seconds: float,
         refused: Callable[[RequestRefused], RequestRefused],
     ) -> None:
-        """`created` in seconds since 1970; `refused` counts a failure and gives what may be said of it."""
+        """`created` in seconds since 1970; `refused` counts a failure and gives what may be said of it.
+
+        A stream begins with its first event; without one, `stream_start_seconds` after an engine took the request, or
+        after `keep_alive_seconds`, whichever is first. A failure has a status of its own only before that.
+        """
         super().__init__()
         self._started = started
         self._model = model
         self._created = created
         self._keep_alive_seconds = keep_alive_seconds
+        self._stream_start_seconds = stream_start_seconds
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,9 +70,10 @@ class AnswerResponse(Response):
 
     async def _send_answer(self, send: Send) -> None:
         placement = await self._started.generation.placement()
-        event = await self._event_within(self._keep_alive_seconds)
-        while event is None and not self._started.request.stream:
-            event = await self._event_within(self._keep_alive_seconds)
+        if self._started.request.stream:
+            event = await self._first_event_of_stream()
+        else:
+            event = await self._started.generation.next_event()
         if isinstance(event, Failed):
             await self._send_error(send, event.refusal, placement)
             return
@@ -119,6 +126,28 @@ class AnswerResponse(Response):
             if isinstance(event, (Finished, Failed)):
                 return
             event = await self._event_within(self._keep_alive_seconds)
+
+    async def _first_event_of_stream(self) -> GenerationEvent | None:
+        """None when it is time to begin without one: clients give up on headers that do not come."""
+        loop = asyncio.get_running_loop()
+        accepted = self._started.generation.accepted
+        try:
+            async with asyncio.timeout(self._keep_alive_seconds) as limit:
+
+                def bring_forward(_: object) -> None:
+                    start_at = loop.time() + self._stream_start_seconds
+                    if is_waiting and start_at < (limit.when() or start_at):
+                        limit.reschedule(start_at)
+
+                is_waiting = True
+                accepted.add_done_callback(bring_forward)
+                try:
+                    return await self._started.generation.next_event()
+                finally:
+                    is_waiting = False
+                    accepted.remove_done_callback(bring_forward)
+        except TimeoutError:
+            return None
 
     async def _event_within(self, seconds: float) -> GenerationEvent | None:
         try:

@@ -582,6 +582,42 @@ async def test_a_waiting_stream_is_kept_alive_by_chunks(tiny_renderer: PackageRe
         assert text_of(chunks) == "late"
 
 
+async def test_a_stream_begins_without_a_token_once_an_engine_has_the_request(tiny_renderer: PackageRenderer) -> None:
+    async with running_gateway(tiny_renderer, keep_alive_seconds=600, stream_start_seconds=0.05) as gateway:
+        gate = asyncio.Event()
+        gateway.engine.enqueue(StubAnswer(token_ids=[*gateway.renderer.encode("late"), END], gate=gate))
+        async with gateway.openai() as client:
+            stream = await client.chat.completions.create(model="policy", messages=USER, stream=True)
+            beginning = [await anext(stream) for _ in range(2)]
+            assert [chunk.choices[0].delta.content for chunk in beginning] == ["", None]
+            gate.set()
+            assert text_of([chunk async for chunk in stream]) == "late"
+
+
+async def test_what_fails_after_the_beginning_is_told_in_the_stream(tiny_renderer: PackageRenderer) -> None:
+    async with running_gateway(tiny_renderer, keep_alive_seconds=600, stream_start_seconds=0.0) as gateway:
+        gate = asyncio.Event()
+        gateway.engine.enqueue(StubAnswer(gate=gate, stream_error={"message": "cannot", "code": 400}))
+        async with gateway.openai() as client:
+            stream = await client.chat.completions.create(model="policy", messages=USER, stream=True)
+            await anext(stream)
+            gate.set()
+            with pytest.raises(openai.APIError, match="cannot"):
+                _ = [chunk async for chunk in stream]
+
+
+@pytest.mark.parametrize(("fault", "status"), [("refused", 400), ("away", 503), ("overloaded", 503)])
+async def test_what_fails_before_an_engine_has_the_request_keeps_its_status(
+    tiny_renderer: PackageRenderer, fault: str, status: int
+) -> None:
+    async with running_gateway(tiny_renderer, keep_alive_seconds=600, stream_start_seconds=0.0) as gateway:
+        gateway.router.closed = fault == "away"
+        gateway.engine.enqueue(*(StubAnswer(status=400 if fault == "refused" else 503) for _ in range(3)))
+        with pytest.raises(openai.APIStatusError) as caught:
+            await streamed(gateway)
+        assert caught.value.status_code == status
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_who_leaves_before_the_first_token_ends_the_engines_work(
     gateway: GatewayUnderTest, stream: bool
