@@ -5,7 +5,7 @@ Written on ASGI itself: the status must wait until an engine has taken the reque
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 
 import orjson
 from starlette.responses import Response
@@ -103,29 +103,26 @@ class AnswerResponse(Response):
             **_placement_headers(placement),
         }
         await send({"type": "http.response.start", "status": 200, "headers": _encoded(headers)})
-        async for chunk in self._chunks(answer, first):
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _chunks(self, answer: AnswerFormat, first: GenerationEvent | None) -> AsyncIterator[bytes]:
-        for chunk in answer.first_chunks():
-            yield chunk
-        event = first
+        chunks, event = answer.first_chunks(), first
         while True:
-            match event:
-                case None:
-                    chunks = answer.keep_alive()
-                case Piece():
-                    chunks = answer.piece_chunks(event)
-                case Finished():
-                    chunks = answer.last_chunks(event)
-                case Failed():
-                    chunks = answer.failure_chunks(self._refused(event.refusal))
-            for chunk in chunks:
-                yield chunk
-            if isinstance(event, (Finished, Failed)):
+            # What is known at one time goes out in one piece: each costs a system call.
+            is_last = isinstance(event, (Finished, Failed))
+            if body := b"".join([*chunks, *self._chunks(answer, event)]):
+                await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+            if is_last:
                 return
-            event = await self._event_within(self._keep_alive_seconds)
+            chunks, event = [], await self._event_within(self._keep_alive_seconds)
+
+    def _chunks(self, answer: AnswerFormat, event: GenerationEvent | None) -> list[bytes]:
+        match event:
+            case None:
+                return answer.keep_alive()
+            case Piece():
+                return answer.piece_chunks(event)
+            case Finished():
+                return answer.last_chunks(event)
+            case Failed():
+                return answer.failure_chunks(self._refused(event.refusal))
 
     async def _first_event_of_stream(self) -> GenerationEvent | None:
         """None when it is time to begin without one: clients give up on headers that do not come."""

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 
 from clawstream.errors import PromptTooLong
 from clawstream.rendering.renderer import PackageRenderer, load_renderer
+from clawstream.rendering.segment_cache import SegmentCache
 from clawstream.rendering.token_count_bound import LeastTokenCount
 from tests.fixtures.tokenizers import byte_fallback_tokenizer
 
@@ -108,22 +109,21 @@ def test_a_prompt_of_exactly_the_limit_is_rendered(renderer: PackageRenderer) ->
     assert caught.value.least_tokens == len(whole.token_ids)
 
 
-def encoded_characters(renderer: PackageRenderer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def encoded_characters(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How long the texts are that reach the real tokenizer."""
     lengths: list[int] = []
-    tokenizer = renderer._tokenizer.hugging_face  # pyright: ignore[reportPrivateUsage] - to see what is not done
-    encode = tokenizer._encode_plus
+    encode = SegmentCache.encode
 
-    def remember(text: Any, **keywords: Any) -> Any:
+    def remember(self: SegmentCache, text: str) -> list[int]:
         lengths.append(len(text))
-        return encode(text, **keywords)
+        return encode(self, text)
 
-    monkeypatch.setattr(tokenizer, "_encode_plus", remember)
+    monkeypatch.setattr(SegmentCache, "encode", remember)
     return lengths
 
 
 def test_one_huge_text_is_not_tokenised(renderer: PackageRenderer, monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths = encoded_characters(renderer, monkeypatch)
+    lengths = encoded_characters(monkeypatch)
     with pytest.raises(PromptTooLong) as caught:
         renderer.render([{"role": "user", "content": "many words here " * 100_000}], max_tokens=2000)
     assert caught.value.least_tokens > 2000
@@ -134,10 +134,10 @@ def test_many_texts_are_tokenised_until_it_is_certain(
     tagged_model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     renderer = load_renderer(tagged_model_directory, "qwen3")
-    lengths = encoded_characters(renderer, monkeypatch)
+    lengths = encoded_characters(monkeypatch)
     with pytest.raises(PromptTooLong):
         renderer.render(conversation(1001), max_tokens=500)
-    assert sum(lengths) < sum(len(message["content"]) for message in conversation(1001)) / 10
+    assert 0 < sum(lengths) < sum(len(message["content"]) for message in conversation(1001)) / 10
 
 
 def test_a_limit_ends_with_its_prompt_and_is_its_thread_s_own(renderer: PackageRenderer) -> None:
