@@ -24,6 +24,7 @@ def main(
         "20,000 turns through judge and teacher: memory and cost": ["benchmarks.judge_and_teacher_memory"],
         "training step against bare Megatron": ["benchmarks.trainer_step_against_bare_megatron", str(model_directory)],
         "gateway against the engine": ["benchmarks.gateway_against_engine", str(model_directory)],
+        "processor time of a request at the gateway": ["benchmarks.gateway_request_cpu", str(model_directory)],
         "turn to log": ["benchmarks.turn_to_log", str(model_directory)],
         "20,000 sessions through a gateway": ["benchmarks.gateway_memory", str(model_directory)],
         "weight update under load, and batch closed to version in service": [

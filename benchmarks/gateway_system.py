@@ -23,7 +23,7 @@ from clawstream.topics import topic_definitions
 from clawstream.topics_admin import apply_topics, wait_until_readable
 
 _REPOSITORY = Path(__file__).parents[1]
-_READY_SECONDS = 120.0
+_READY_SECONDS = 300.0
 _STOP_SECONDS = 60.0
 
 

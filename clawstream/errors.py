@@ -10,6 +10,7 @@
     │   ├── ArchiveError         an archive of topics is damaged, or does not fit where it should go
     │   ├── BlobError            a content-addressed blob is missing or has another checksum
     │   ├── MissingTurn          a score's turn is not where the score says
+    │   ├── PromptTooLong        a conversation has more tokens than may be; carries how many at least
     │   └── TopicDefinitionError a topic on the broker differs from its YAML file
     ├── BusError                 the log could not be read or written
     │   ├── BrokerUnavailable    no broker answers; try again
@@ -24,6 +25,7 @@
     │   ├── EngineUnavailable    refused, unreachable or 5xx: try another engine or later
     │   │   └── EngineBusy       429 or 503: it says that it has too much to do; may carry retry_after_seconds
     │   ├── EngineRejected       4xx: the request itself is wrong
+    │   │   └── TokenIdRefused   it holds an id outside the vocabulary: not even sent
     │   ├── EngineTimeout        a deadline passed
     │   ├── EngineProtocolError  the engine answered what its contract does not allow
     │   └── NoEngineReady        no engine may serve now; carries retry_after_seconds
@@ -88,6 +90,14 @@ class BlobError(ContractError):
 
 class MissingTurn(ContractError):  # noqa: N818
     """A score refers to a turn that is not on the log (any more), or is another one. Goes to the dead-letter topic."""
+
+
+class PromptTooLong(ContractError):  # noqa: N818
+    """A conversation has more tokens than it may have. `least_tokens` of them are certain; the rest was not counted."""
+
+    def __init__(self, message: str, *, least_tokens: int) -> None:
+        super().__init__(message)
+        self.least_tokens = least_tokens
 
 
 class TopicDefinitionError(ContractError):
@@ -194,6 +204,13 @@ class EngineRejected(EngineError, ValueError):  # noqa: N818
         """Whether the status says nothing about the request: a wrong key, a spent budget, a missing model, too much at
         once. Somebody will mend it, and the same request can then succeed."""
         return self.status in (401, 402, 403, 404, 408, 409, 425, 429)
+
+
+class TokenIdRefused(EngineRejected):
+    """A request holds a token id outside the model's vocabulary. It was not sent: such an id ends SGLang."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, status=400, body=message)
 
 
 class EngineTimeout(EngineError, TimeoutError):  # noqa: N818

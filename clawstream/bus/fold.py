@@ -21,8 +21,16 @@ class LogReader:
             fold.apply(record)
     """
 
-    def __init__(self, bus: Bus, topics: Sequence[str], *, start: Mapping[TopicPartition, int] | None = None) -> None:
-        """Starts at `start` where it names a partition, else at the earliest record.
+    def __init__(
+        self,
+        bus: Bus,
+        topics: Sequence[str],
+        *,
+        start: Mapping[TopicPartition, int] | None = None,
+        follows: bool = False,
+    ) -> None:
+        """Starts at `start` where it names a partition, else at the earliest record. `follows` says that it is kept to
+        poll for what comes: see `Bus.follower`.
 
         Raises BrokerUnavailable, or BusError when a topic does not exist.
         """
@@ -31,7 +39,7 @@ class LogReader:
             self._partitions = [partition for topic in topics for partition in admin.partitions(topic)]
         finally:
             admin.close()
-        self._consumer = bus.reader()
+        self._consumer = bus.follower() if follows else bus.reader()
         self._next: dict[TopicPartition, int] = {
             partition: (start or {}).get(partition, BEGINNING) for partition in self._partitions
         }

@@ -332,7 +332,12 @@ class Bus(Protocol):
         ...
 
     def reader(self) -> Consumer:
-        """A consumer without a group, for `assign`."""
+        """A consumer without a group, for `assign`: for reading a stretch, or here and there."""
+        ...
+
+    def follower(self) -> Consumer:
+        """A reader for what comes: it is assigned once and waits at the end. Cheap for the broker while nothing comes,
+        slow to seek, and slow to see that it passed a transaction's marker."""
         ...
 
     def producer(self) -> Producer:

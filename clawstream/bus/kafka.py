@@ -49,6 +49,9 @@ class KafkaBus:
     def reader(self) -> Consumer:
         return KafkaConsumer(kafka_properties.reader(self._base))
 
+    def follower(self) -> Consumer:
+        return KafkaConsumer(kafka_properties.follower(self._base))
+
     def producer(self) -> Producer:
         return KafkaProducer(kafka_properties.producer(self._base))
 

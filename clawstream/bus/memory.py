@@ -54,6 +54,9 @@ class MemoryBus:
     def reader(self) -> Consumer:
         return MemoryConsumer(self._cluster)
 
+    def follower(self) -> Consumer:
+        return self.reader()
+
     def producer(self) -> Producer:
         return MemoryProducer(self._cluster)
 

@@ -27,7 +27,7 @@ class TopicFollower:
         """
         self._apply = apply
         self._on_failure = on_failure
-        self._reader = LogReader(bus, [topic])
+        self._reader = LogReader(bus, [topic], follows=True)
         self._stop = threading.Event()
         self.failure: Exception | None = None
         """Why following ended; None while it goes on."""

@@ -158,9 +158,10 @@ async def _open(
             yield ChatRespondent(client)
     elif target.kind is TargetKind.ENGINE:
         assert tokenizer is not None, "checked before"
-        engine = HttpEngineClient(target.name, target.place)
+        renderer = _renderer(tokenizer)
+        engine = HttpEngineClient(target.name, target.place, vocabulary_size=renderer.vocabulary_size)
         try:
-            yield EngineRespondent(engine, _renderer(tokenizer))
+            yield EngineRespondent(engine, renderer)
         finally:
             await engine.close()
     else:

@@ -102,7 +102,10 @@ async def _run(
     concurrent: int,
 ) -> ImportReport:
     clock = SystemClock()
-    engines = EnginePool([HttpEngineClient(f"engine-{number}", url) for number, url in enumerate(urls)])
+    size = renderer.vocabulary_size
+    engines = EnginePool(
+        [HttpEngineClient(f"engine-{number}", url, vocabulary_size=size) for number, url in enumerate(urls)]
+    )
     importer = Importer(
         bus,
         namespace,

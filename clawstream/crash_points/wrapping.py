@@ -174,6 +174,9 @@ class _CrashingBus:
     def reader(self) -> Consumer:
         return self._inner.reader()
 
+    def follower(self) -> Consumer:
+        return self._inner.follower()
+
     def producer(self) -> Producer:
         return self._inner.producer()
 

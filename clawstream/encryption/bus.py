@@ -97,6 +97,9 @@ class EncryptedBus:
     def reader(self) -> Consumer:
         return _DecryptingConsumer(self._inner.reader(), self._keys)
 
+    def follower(self) -> Consumer:
+        return _DecryptingConsumer(self._inner.follower(), self._keys)
+
     def producer(self) -> Producer:
         producer = self._inner.producer()
         return producer if self._encryption is None else _EncryptingProducer(producer, self._encryption)

@@ -17,6 +17,7 @@ from clawstream.engine.interface import (
     PauseMode,
     ScoredTokens,
 )
+from clawstream.engine.token_ids import check_token_ids
 from clawstream.engine.wire import ChunkReader, parse_scores, parse_token_texts, parse_weight_version
 from clawstream.errors import (
     EngineError,
@@ -69,9 +70,12 @@ class HttpEngineClient:
         *,
         timeouts: EngineTimeouts | None = None,
         api_key: str | None = None,
+        vocabulary_size: int | None = None,
         may_be_silent: Callable[[], bool] = lambda: False,
     ) -> None:
-        """While `may_be_silent` says so, as during a weight update, a running answer is waited for past its deadline;
+        """`vocabulary_size` is that of the model behind `base_url`: ids outside it are refused before they are sent.
+
+        While `may_be_silent` says so, as during a weight update, a running answer is waited for past its deadline;
         whoever says so must have a deadline of its own.
         """
         self._name = name
@@ -80,6 +84,7 @@ class HttpEngineClient:
         self._headers = {"content-type": "application/json"}
         if api_key is not None:
             self._headers["authorization"] = f"Bearer {api_key}"
+        self._vocabulary_size = vocabulary_size
         self._may_be_silent = may_be_silent
         self._session: aiohttp.ClientSession | None = None
 
@@ -94,7 +99,9 @@ class HttpEngineClient:
             "sampling_params": dict(request.sampling_parameters),
             "return_logprob": True,
             "stream": True,
+            **({"top_logprobs_num": request.top_logprobs} if request.top_logprobs else {}),
         }
+        self._check_ids(body)
         reader, splitter = ChunkReader(self._name), EventStreamSplitter()
         tokens = 0
         async with self._errors_mapped("/generate"):
@@ -105,6 +112,7 @@ class HttpEngineClient:
             async with response:
                 if response.status >= 400:
                     await self._raise_for_status("/generate", response)
+                request.on_accepted()
                 # No deadline is open while the consumer works on a chunk: its time does not count.
                 wait_seconds = self._timeouts.first_chunk_seconds
                 while True:
@@ -134,10 +142,8 @@ class HttpEngineClient:
     async def generate_text(
         self, input_ids: Sequence[int], sampling_parameters: Mapping[str, Any]
     ) -> tuple[str, Mapping[str, Any]]:
-        answer = await self._post(
-            "/generate",
-            {"input_ids": list(input_ids), "sampling_params": dict(sampling_parameters), "stream": False},
-            self._timeouts.call_seconds,
+        answer = await self._generate_whole(
+            {"input_ids": list(input_ids), "sampling_params": dict(sampling_parameters), "stream": False}
         )
         text, meta = answer.get("text"), answer.get("meta_info")
         if not isinstance(text, str) or not isinstance(meta, dict):
@@ -149,8 +155,7 @@ class HttpEngineClient:
     ) -> ScoredTokens:
         if not prompt_ids:
             raise ValueError("the first token of a sequence has no log-prob: prompt_ids must not be empty")
-        answer = await self._post(
-            "/generate",
+        answer = await self._generate_whole(
             {
                 "input_ids": [*prompt_ids, *response_ids],
                 "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
@@ -159,16 +164,14 @@ class HttpEngineClient:
                 "top_logprobs_num": top_k,
                 "stream": False,
                 **({"token_ids_logprob": list(given_ids)} if given_ids else {}),
-            },
-            self._timeouts.call_seconds,
+            }
         )
         return parse_scores(
             answer, response_ids, self._name, top_k=top_k, given_ids=given_ids, last_prompt_id=prompt_ids[-1]
         )
 
     async def token_texts(self, token_ids: Sequence[int]) -> list[str | None]:
-        answer = await self._post(
-            "/generate",
+        answer = await self._generate_whole(
             {
                 "input_ids": list(token_ids),
                 "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
@@ -176,8 +179,7 @@ class HttpEngineClient:
                 "logprob_start_len": 0,
                 "return_text_in_logprobs": True,
                 "stream": False,
-            },
-            self._timeouts.call_seconds,
+            }
         )
         return parse_token_texts(answer, token_ids, self._name)
 
@@ -252,6 +254,13 @@ class HttpEngineClient:
                 read_bufsize=1 << 20,
             )
         return self._session
+
+    async def _generate_whole(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._check_ids(body)
+        return await self._post("/generate", body, self._timeouts.call_seconds)
+
+    def _check_ids(self, body: Mapping[str, Any]) -> None:
+        check_token_ids(body, vocabulary_size=self._vocabulary_size, engine=self._name)
 
     async def _post(self, path: str, body: Mapping[str, Any], timeout_seconds: float) -> Mapping[str, Any]:
         return await self._call("POST", path, orjson.dumps(body), timeout_seconds)

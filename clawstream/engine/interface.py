@@ -4,7 +4,7 @@ Conventions, measured on SGLang 0.5.23: log-probs of sampled tokens are those of
 log-probs of given tokens are always at temperature 1. Weight versions are decimal numbers sent as text.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -33,6 +33,14 @@ class GenerationRequest:
     """[prompt_tokens]"""
     sampling_parameters: Mapping[str, Any]
     """In SGLang's names: temperature, top_p, max_new_tokens, stop, stop_token_ids..."""
+    top_logprobs: int = 0
+    """How many of the likeliest tokens are wanted beside each sampled one."""
+    on_accepted: Callable[[], None] = lambda: None
+    """Called once the engine has taken the request: tokens will follow, however late."""
+
+
+TopLogprobs = list[tuple[int, float]]
+"""[candidates]: id and log-prob of the likeliest tokens in one place, likeliest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,8 @@ class GenerationChunk:
     """[new_tokens]"""
     logprobs: list[float | None]
     """[new_tokens] in nats at the sampling temperature. None where the engine sent null."""
+    top_logprobs: list[TopLogprobs] = field(default_factory=list[TopLogprobs])
+    """[new_tokens] of the same distribution; empty when none were asked for."""
     finish_reason: str | None = None
     """`stop`, `length` or `abort` in the last chunk, else None."""
     finish_detail: Mapping[str, Any] = field(default_factory=dict[str, Any])

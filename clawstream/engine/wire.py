@@ -1,8 +1,9 @@
 """SGLang's `/generate` answers as our types: pure, no I/O. Sources: SGLang 0.5.23, measured.
 
 A streamed chunk holds `output_ids` and `meta_info` with `output_token_logprobs` (`[log-prob, id, text]` each),
-`completion_tokens` (always cumulative), `finish_reason` and, in the last chunk, `weight_versions`. Ids and log-probs
-are cumulative by default and incremental with `--incremental-streaming-output`; which one it is, is found here.
+`completion_tokens` (always cumulative), `finish_reason`, `output_top_logprobs` where asked for (rows of such entries)
+and, in the last chunk, `weight_versions`. Ids and log-probs are cumulative by default and incremental with
+`--incremental-streaming-output`; which one it is, is found here.
 """
 
 import math
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from clawstream.engine.interface import GenerationChunk, ScoredTokens
+from clawstream.engine.interface import GenerationChunk, ScoredTokens, TopLogprobs
 from clawstream.errors import EngineProtocolError
 from schemas.events.base import VersionSpan
 
@@ -80,6 +81,7 @@ class ChunkReader:
         return GenerationChunk(
             token_ids=new_ids,
             logprobs=new_logprobs,
+            top_logprobs=_new_top_logprobs(meta.get("output_top_logprobs"), len(new_ids)),
             finish_reason=finish_reason,
             finish_detail=finish_detail,
             version_spans=parse_version_spans(meta) if finish_reason is not None else [],
@@ -118,6 +120,18 @@ class ChunkReader:
             None if entry[0] is None or (same_length and entry[1] != new_ids[index]) else float(entry[0])
             for index, entry in enumerate(entries)
         ]
+
+
+def _new_top_logprobs(rows: Sequence[Sequence[Sequence[Any]] | None] | None, new_tokens: int) -> list[TopLogprobs]:
+    """The newest rows, whether a chunk holds all or only those. They are for people to look at, so that what is missing
+    is left empty: a row cannot be checked against the sampled id, which need not be in it.
+    """
+    if not rows or not new_tokens:
+        return []
+    newest = [
+        [(int(entry[1]), float(entry[0])) for entry in row or () if entry[0] is not None] for row in rows[-new_tokens:]
+    ]
+    return newest + [[] for _ in range(new_tokens - len(newest))]
 
 
 def parse_scores(

@@ -133,16 +133,23 @@ class ChatRenderer(Protocol):
         ...
 
     @property
+    def vocabulary_size(self) -> int:
+        """The model's ids are those from 0 up to here, without it."""
+        ...
+
+    @property
     def stop_token_ids(self) -> list[int]:
         """Ids that end an assistant message."""
         ...
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> RenderedPrompt:
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Message] = (), *, max_tokens: int | None = None
+    ) -> RenderedPrompt:
         """The prompt for the next assistant message.
 
         Roles that the template does not know are mapped (`developer` is a system message); content arrays and strings
         of the same text give the same ids; tool arguments are parsed first. Raises ContractError when it cannot be
-        done.
+        done, and PromptTooLong for more than `max_tokens`: without tokenising the whole, where that is certain before.
         """
         ...
 

@@ -13,7 +13,7 @@ import orjson
 from renderers.base import ToolCallParseStatus, create_renderer
 from renderers.configs import config_from_name
 
-from clawstream.errors import ContractError
+from clawstream.errors import ContractError, PromptTooLong
 from clawstream.rendering.answer import (
     AnswerMarkers,
     HeldParse,
@@ -119,6 +119,10 @@ class PackageRenderer:
         return self._tokenizer.vocabulary_fingerprint
 
     @property
+    def vocabulary_size(self) -> int:
+        return self._tokenizer.vocabulary_size
+
+    @property
     def max_position_embeddings(self) -> int | None:
         """Longest sequence that the model was made for, if its configuration says so."""
         return self._tokenizer.max_position_embeddings
@@ -127,18 +131,24 @@ class PackageRenderer:
     def stop_token_ids(self) -> list[int]:
         return list(self._stop_token_ids)
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> RenderedPrompt:
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Message] = (), *, max_tokens: int | None = None
+    ) -> RenderedPrompt:
         normalised = to_template_messages(messages)
         prepared = spell_out_tools(
             normalised.messages, tools, tool_definitions=self._spell_definitions, tool_calls=self._spell_calls
         )
         tools_given = list(tools) if tools and not self._spell_definitions else None
         try:
-            ids = self._render_ids(prepared, tools_given)
+            ids = self._render_ids(prepared, tools_given, max_tokens)
+        except PromptTooLong:
+            raise
         except _PACKAGE_ERRORS:
             # Many templates refuse a system message that is not the first. Another cause raises again.
             try:
-                ids = self._render_ids(hoist_system_messages(prepared), tools_given)
+                ids = self._render_ids(hoist_system_messages(prepared), tools_given, max_tokens)
+            except PromptTooLong:
+                raise
             except _PACKAGE_ERRORS as error:
                 raise ContractError(f"the {self.name} renderer cannot render this conversation: {error}") from error
         return RenderedPrompt(ids, normalised.repaired)
@@ -193,8 +203,14 @@ class PackageRenderer:
         stream.finish()
         return stream.answer()
 
-    def _render_ids(self, messages: list[dict[str, Any]], tools: list[Message] | None) -> list[int]:
-        return list(self._renderer.render_ids(messages, tools=tools, add_generation_prompt=True))
+    def _render_ids(
+        self, messages: list[dict[str, Any]], tools: list[Message] | None, max_tokens: int | None
+    ) -> list[int]:
+        with self._tokenizer.hugging_face.at_most(max_tokens):
+            ids = list(self._renderer.render_ids(messages, tools=tools, add_generation_prompt=True))
+        if max_tokens is not None and len(ids) > max_tokens:
+            raise PromptTooLong(f"the prompt has {len(ids)} tokens, more than {max_tokens}", least_tokens=len(ids))
+        return ids
 
     def _marker_pair(self, start: str, end: str, *, always: bool = False) -> tuple[Marker, Marker] | None:
         """The tags, if the model knows them: as tokens, or as text in its chat template."""

@@ -21,7 +21,7 @@ class LoadedTokenizer:
     """A fast tokenizer and what is needed of it."""
 
     hugging_face: Any
-    """transformers' PreTrainedTokenizerFast: chat template, encode."""
+    """A `BoundedTokenizer`, which is transformers' PreTrainedTokenizerFast: chat template, encode."""
     fingerprint: str
     """sha256 in hexadecimal over vocabulary, special tokens and chat template."""
     vocabulary_fingerprint: str
@@ -30,6 +30,8 @@ class LoadedTokenizer:
     """`model_type` of config.json, or ""."""
     max_position_embeddings: int | None
     """Longest sequence that the model was made for, as config.json says."""
+    vocabulary_size: int
+    """How many ids the model knows: rows of its embedding as config.json says, else what the tokenizer has."""
     end_of_sequence_ids: list[int]
     """The tokenizer's end token and those of generation_config.json."""
     byte_ids: frozenset[int] = field(repr=False)
@@ -60,13 +62,13 @@ def load_tokenizer(directory: Path) -> LoadedTokenizer:
     Raises ContractError when the directory has no tokenizer.json or no chat template.
     """
     # AutoTokenizer would import torch where it is installed; this class does not.
-    from transformers import PreTrainedTokenizerFast
+    from clawstream.rendering.bounded_tokenizer import BoundedTokenizer
 
     if not (directory / "tokenizer.json").is_file():
         raise ContractError(
             f"{directory}: no tokenizer.json; a Hugging Face model directory with a fast tokenizer is needed"
         )
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True)
+    tokenizer = BoundedTokenizer.from_pretrained(str(directory), local_files_only=True)
     # Our callers check lengths and say what to do; transformers would only warn on standard error.
     tokenizer.model_max_length = sys.maxsize
     if not tokenizer.chat_template:
@@ -86,10 +88,17 @@ def load_tokenizer(directory: Path) -> LoadedTokenizer:
         vocabulary_fingerprint=_fingerprint(vocabulary, special_ids, None),
         model_type=str(config.get("model_type", "")),
         max_position_embeddings=config.get("max_position_embeddings"),
+        vocabulary_size=_vocabulary_size(config) or max(vocabulary.values(), default=-1) + 1,
         end_of_sequence_ids=list(dict.fromkeys([*own, *listed])),
         byte_ids=byte_token_ids(vocabulary),
         special_ids=special_ids,
     )
+
+
+def _vocabulary_size(config: dict[str, Any]) -> int | None:
+    """Also of models that read more than text: they keep it in `text_config`."""
+    size = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
+    return size if isinstance(size, int) else None
 
 
 def _fingerprint(vocabulary: dict[str, int], special_ids: frozenset[int], chat_template: Any) -> str:

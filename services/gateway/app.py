@@ -51,6 +51,7 @@ def create_app(
     served_model: str,
     limits: RequestLimits,
     keep_alive_seconds: float,
+    stream_start_seconds: float,
     is_ready: Callable[[], bool],
     status: Callable[[], Mapping[str, Any]],
     clock: Clock,
@@ -100,6 +101,7 @@ def create_app(
                 model=served_model,
                 created=int(clock.now().timestamp()),
                 keep_alive_seconds=keep_alive_seconds,
+                stream_start_seconds=stream_start_seconds,
                 refused=lambda refusal: told(request, refusal),
             )
 

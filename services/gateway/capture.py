@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from clawstream.engine.interface import GenerationChunk
+from clawstream.engine.interface import GenerationChunk, TopLogprobs
 from schemas.events.base import TurnType, VersionSpan
 from schemas.events.turn import SamplingParameters, UntrainableReason
 
@@ -29,6 +29,8 @@ class Capture:
     """[response_tokens]"""
     logprobs: list[float | None] = field(default_factory=list[float | None])
     """[response_tokens] if the engine is right; None where it sent null."""
+    top_logprobs: list[TopLogprobs] = field(default_factory=list[TopLogprobs])
+    """[response_tokens], or empty where the client wants none. For the client, not for the log."""
     version_spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
     finish_reason: str | None = None
     """The engine's; None while the answer is coming, or when it broke off."""
@@ -38,6 +40,7 @@ class Capture:
         """Takes the next chunk."""
         self.token_ids += chunk.token_ids
         self.logprobs += chunk.logprobs
+        self.top_logprobs += chunk.top_logprobs
         self.cached_tokens = max(self.cached_tokens, chunk.cached_tokens)
         if chunk.finish_reason is not None:
             self.finish_reason = chunk.finish_reason

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clawstream.clock import Clock
-from clawstream.errors import RequestRefused
+from clawstream.errors import PromptTooLong, RequestRefused
 from clawstream.ids import IdSource
 from clawstream.log import Logger
 from clawstream.metrics import Metrics
@@ -23,7 +23,7 @@ from services.gateway.request_headers import (
     turn_type,
 )
 from services.gateway.request_json import parse_json_object
-from services.gateway.sampling import plan_sampling
+from services.gateway.sampling import context_exceeded, longest_prompt, plan_sampling
 from services.gateway.surfaces.answer_request import AnswerRequest
 from services.gateway.surfaces.surface import AnswerContext, AnswerFormat, Surface, SurfaceRequest
 from services.gateway.unrecorded import UnrecordedTurns, is_opted_out
@@ -100,7 +100,8 @@ class ChatService:
         """
         received_at = self._clock.now()
         headers = redacted_headers(headers, secrets)
-        read, prompt, beginning = await self._read(surface, body)
+        max_context_tokens = self._limits.max_context_tokens()
+        read, prompt, beginning = await self._read(surface, body, max_context_tokens)
         request = read.answer
         body_hint = None if request.session_hint is None else redact(request.session_hint, secrets)
         plan = GenerationPlan(
@@ -122,11 +123,13 @@ class ChatService:
             sampling=plan_sampling(
                 request,
                 prompt_tokens=len(prompt.token_ids),
-                max_context_tokens=self._limits.max_context_tokens(),
+                max_context_tokens=max_context_tokens,
                 default_max_tokens=self._limits.default_max_tokens,
                 default_temperature=self._limits.default_temperature,
                 stop_token_ids=self._renderer.stop_token_ids,
+                vocabulary_size=self._renderer.vocabulary_size,
             ),
+            top_logprobs=request.top_logprobs,
             streams=request.stream,
             policy=self._limits.policy,
             response_id_prefix=surface.response_id_prefix,
@@ -148,20 +151,32 @@ class ChatService:
 
     async def count_tokens(self, surface: Surface, body: bytes) -> int:
         """How long the request's prompt is. Raises RequestRefused or ContractError."""
-        _, prompt, _ = await self._read(surface, body)
+        _, prompt, _ = await self._read(surface, body, None)
         return len(prompt.token_ids)
 
-    async def _read(self, surface: Surface, body: bytes) -> tuple[SurfaceRequest, RenderedPrompt, list[int]]:
+    async def _read(
+        self, surface: Surface, body: bytes, max_context_tokens: int | None
+    ) -> tuple[SurfaceRequest, RenderedPrompt, list[int]]:
         if len(body) > _LARGE_BODY_BYTES:
-            return await asyncio.to_thread(self._read_and_render, surface, body)
-        return self._read_and_render(surface, body)
+            return await asyncio.to_thread(self._read_and_render, surface, body, max_context_tokens)
+        return self._read_and_render(surface, body, max_context_tokens)
 
-    def _read_and_render(self, surface: Surface, body: bytes) -> tuple[SurfaceRequest, RenderedPrompt, list[int]]:
-        """The request, its prompt, and how much of the prompt's end is the beginning of the answer."""
+    def _read_and_render(
+        self, surface: Surface, body: bytes, max_context_tokens: int | None
+    ) -> tuple[SurfaceRequest, RenderedPrompt, list[int]]:
+        """The request, its prompt, and how much of the prompt's end is the beginning of the answer.
+
+        What cannot fit into `max_context_tokens` is refused without tokenising all of it.
+        """
         read = surface.read(parse_json_object(body))
         request = read.answer
         self.check_model(request.model)
-        prompt = self._renderer.render(request.messages, [] if request.tool_choice == "none" else request.tools)
+        tools = [] if request.tool_choice == "none" else request.tools
+        max_tokens = None if max_context_tokens is None else longest_prompt(max_context_tokens)
+        try:
+            prompt = self._renderer.render(request.messages, tools, max_tokens=max_tokens)
+        except PromptTooLong as error:
+            raise context_exceeded(max_context_tokens or 0, error.least_tokens) from error
         if request.tool_choice != "required":
             return read, prompt, []
         beginning = self._renderer.tool_call_beginning(prompt.token_ids, request.named_tool)

@@ -55,6 +55,8 @@ class GenerationPlan:
     answer_beginning: list[int]
     """[tokens], the last of the prompt: the answer's first words where the client demands a tool call. Often empty."""
     sampling: SamplingPlan
+    top_logprobs: int
+    """How many of the likeliest tokens the client wants to see beside each of the answer's."""
     streams: bool
     """What was sent cannot be taken back: an answer that streams is tried again only before its first token."""
     policy: str
@@ -85,6 +87,8 @@ class Generation:
         self._logger = logger
         self._events: asyncio.Queue[GenerationEvent] = asyncio.Queue()
         self._placed: asyncio.Future[Placement | None] = asyncio.get_running_loop().create_future()
+        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once an engine has taken the request: admission, placing and choice of an engine are behind it."""
         self._stop: _Stop | None = None
         self._sampling_task: asyncio.Task[None] | None = None
         # Of the attempt that is under way.
@@ -202,6 +206,8 @@ class Generation:
             request_id=self._request_id,
             input_ids=self._plan.prompt.token_ids,
             sampling_parameters=self._plan.sampling.engine_parameters,
+            top_logprobs=self._plan.top_logprobs,
+            on_accepted=self._accept,
         )
         async with aclosing(engine.generate(request)) as chunks:
             async for chunk in chunks:
@@ -217,9 +223,13 @@ class Generation:
         if self._capture.finish_reason in (None, "abort"):
             raise EngineUnavailable(f"engine {engine.name} ended the answer by itself")
 
+    def _accept(self) -> None:
+        if not self.accepted.done():
+            self.accepted.set_result(None)
+
     def _put(self, delta: AnswerDelta, chunk: GenerationChunk) -> None:
         if self._plan.streams and (delta or chunk.token_ids):
-            self._events.put_nowait(Piece(delta, chunk.token_ids, chunk.logprobs))
+            self._events.put_nowait(Piece(delta, chunk.token_ids, chunk.logprobs, chunk.top_logprobs))
 
     def _stream(self) -> AnswerStream:
         assert self._answer is not None
@@ -243,6 +253,7 @@ class Generation:
                 usage=usage,
                 token_ids=self._capture.token_ids,
                 logprobs=self._capture.logprobs,
+                top_logprobs=self._capture.top_logprobs,
                 recorded=recorded,
             )
         )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from clawstream.engine.interface import TopLogprobs
 from clawstream.errors import RequestRefused
 from clawstream.rendering.interface import AnswerDelta, ParsedAnswer
 
@@ -25,6 +26,8 @@ class Piece:
     """[new_tokens]"""
     logprobs: list[float | None]
     """[new_tokens] in nats, if the engine is right."""
+    top_logprobs: list[TopLogprobs]
+    """[new_tokens], or empty where the client wants none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class Finished:
     """[response_tokens]"""
     logprobs: list[float | None]
     """[response_tokens] if the engine is right."""
+    top_logprobs: list[TopLogprobs]
+    """[response_tokens], or empty where the client wants none."""
     recorded: bool
     """False: the outbox was full, or the client opted out."""
 

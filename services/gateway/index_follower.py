@@ -143,7 +143,7 @@ class IndexFollower:
     def _open_reader(self) -> LogReader:
         positions = self._store.positions()
         start = {TopicPartition(self._topic, partition): offset for partition, offset in positions.items()}
-        return LogReader(self._bus, [self._topic], start=start)
+        return LogReader(self._bus, [self._topic], start=start, follows=True)
 
     def _first_offsets(self, reader: LogReader) -> dict[int, int]:
         consumer = self._bus.reader()

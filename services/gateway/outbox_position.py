@@ -1,17 +1,16 @@
 """How far an outbox is on the log: the position is on the log too, written by the transaction that drained."""
 
 from clawstream.bus.interface import Bus, OutgoingRecord, TopicPartition
-from clawstream.bus.ranges import partitions_of
+from clawstream.bus.ranges import partitions_of, read_ranges
 from clawstream.clock import Clock
 from clawstream.codec import decode_as, encode
-from clawstream.errors import BusError
 from clawstream.ids import derive
 from schemas.events import OutboxPositionEvent
 
 _FIRST_WINDOW = 256
 """Records looked at from the end of the topic; ten times more each time that the gateway is not among them."""
-_MAX_IDLE_POLLS = 100
-_POLL_SECONDS = 0.1
+_SILENCE_SECONDS = 10.0
+"""How long the log may be silent in mid-reading. Whoever asks begins anew."""
 
 
 def position_record(
@@ -40,26 +39,19 @@ def read_position(bus: Bus, topic: str, gateway: str) -> OutboxPositionEvent | N
 
 
 def _newest(bus: Bus, partition: TopicPartition, gateway: str) -> OutboxPositionEvent | None:
-    consumer = bus.reader()
+    reader = bus.reader()
     try:
-        first, end = consumer.watermarks(partition)
+        first, end = reader.watermarks(partition)
         window = _FIRST_WINDOW
         while first < end:
             start = max(first, end - window)
-            consumer.assign({partition: start})
             newest: OutboxPositionEvent | None = None
-            idle = 0
-            while (consumer.position(partition) or start) < end:
-                records = consumer.consume(500, _POLL_SECONDS)
-                idle = 0 if records else idle + 1
-                if idle > _MAX_IDLE_POLLS:
-                    raise BusError(f"{partition}: no answer while reading up to offset {end}")
-                for record in records:
-                    if record.key == gateway.encode() and record.value is not None:
-                        newest = decode_as(record, OutboxPositionEvent)
+            for record in read_ranges(reader, {partition: (start, end)}, silence_seconds=_SILENCE_SECONDS):
+                if record.key == gateway.encode() and record.value is not None:
+                    newest = decode_as(record, OutboxPositionEvent)
             if newest is not None or start == first:
                 return newest
             window *= 10
         return None
     finally:
-        consumer.close()
+        reader.close()

@@ -32,16 +32,21 @@ def plan_sampling(
     default_max_tokens: int,
     default_temperature: float,
     stop_token_ids: Sequence[int],
+    vocabulary_size: int,
 ) -> SamplingPlan:
-    """The cap on tokens is cut to what fits into the context. Raises RequestRefused when no token fits."""
-    # SGLang keeps one position of the context free.
-    room = max_context_tokens - prompt_tokens - 1
+    """The cap on tokens is cut to what fits into the context.
+
+    Raises RequestRefused when no token fits, or a bias is for a token that does not exist.
+    """
+    room = longest_prompt(max_context_tokens) - prompt_tokens + 1
     if room < 1:
+        raise context_exceeded(max_context_tokens, prompt_tokens)
+    unknown = next((key for key in request.logit_bias or () if int(key) >= vocabulary_size), None)
+    if unknown is not None:
         raise RequestRefused(
-            f"This model's maximum context length is {max_context_tokens} tokens, but the messages (with tools) are "
-            f"{prompt_tokens} tokens. Please shorten the messages.",
-            code="context_length_exceeded",
-            parameter="messages",
+            f"logit_bias: {unknown} is no token id; this model's are those below {vocabulary_size}",
+            code="invalid_parameter",
+            parameter="logit_bias",
         )
     max_new_tokens = min(request.max_tokens or default_max_tokens, room)
     temperature = default_temperature if request.temperature is None else request.temperature
@@ -84,6 +89,22 @@ def plan_sampling(
     }
     parameters |= {name: value for name, (value, default) in optional.items() if value != default}
     return SamplingPlan(parameters, recorded)
+
+
+def longest_prompt(max_context_tokens: int) -> int:
+    """Tokens of a prompt that leaves room for one token of an answer."""
+    # SGLang keeps one position of the context free.
+    return max_context_tokens - 2
+
+
+def context_exceeded(max_context_tokens: int, prompt_tokens: int) -> RequestRefused:
+    """What a client is told whose prompt is too long. `prompt_tokens` may be fewer than it has."""
+    return RequestRefused(
+        f"This model's maximum context length is {max_context_tokens} tokens, but the messages (with tools) are "
+        f"at least {prompt_tokens} tokens. Please shorten the messages.",
+        code="context_length_exceeded",
+        parameter="messages",
+    )
 
 
 def _grammar(response_format: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -74,6 +74,7 @@ async def serve(settings: GatewaySettings, bus: Bus, logger: Logger, crash: Cras
             engine.name,
             engine.url,
             timeouts=timeouts,
+            vocabulary_size=renderer.vocabulary_size,
             may_be_silent=lambda name=engine.name: gate.is_updating(name),
         )
         for engine in settings.engines
@@ -139,6 +140,7 @@ async def serve(settings: GatewaySettings, bus: Bus, logger: Logger, crash: Cras
             body_stall_seconds=settings.body_stall_seconds,
         ),
         keep_alive_seconds=settings.keep_alive_seconds,
+        stream_start_seconds=settings.stream_start_seconds,
         is_ready=is_ready,
         status=status,
         clock=clock,

@@ -75,6 +75,9 @@ class GatewaySettings(ServiceSettings):
     """A request body of which nothing comes for so long is answered 408."""
     keep_alive_seconds: float = Field(default=10.0, gt=0)
     """A waiting stream gets an empty chunk this often, so that clients do not give up."""
+    stream_start_seconds: float = Field(default=1.0, ge=0)
+    """How long after an engine took a request its stream begins although there is no token yet. Until then a failure
+    has a status of its own, which clients know how to repeat; afterwards it is an event in the stream."""
     session_hint_headers: list[str] = Field(default=list(SESSION_HINT_HEADERS))
     """Headers (lower case) that hint at the session, in order of precedence, after `X-Session-Id`, which asserts it."""
     drain_seconds: float = Field(default=30.0, ge=0)

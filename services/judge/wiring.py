@@ -16,8 +16,8 @@ def backend_factory(settings: JudgeSettings, environment: Mapping[str, str]) -> 
     return BackendFactory(
         settings.model,
         api_key=settings.model.api_key(environment),
-        make_engine=lambda name, url, seconds: HttpEngineClient(
-            name, url, timeouts=EngineTimeouts(call_seconds=seconds)
+        make_engine=lambda name, url, seconds, vocabulary_size: HttpEngineClient(
+            name, url, timeouts=EngineTimeouts(call_seconds=seconds), vocabulary_size=vocabulary_size
         ),
         load_renderer=load_renderer,
     )

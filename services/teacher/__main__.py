@@ -60,8 +60,11 @@ async def run(settings: TeacherSettings, environment: Mapping[str, str]) -> None
             return
         signals = await start_signals(
             settings,
-            make_engine=lambda name, url: HttpEngineClient(
-                name, url, timeouts=EngineTimeouts(call_seconds=settings.model.call_timeout_seconds)
+            make_engine=lambda name, url, vocabulary_size: HttpEngineClient(
+                name,
+                url,
+                timeouts=EngineTimeouts(call_seconds=settings.model.call_timeout_seconds),
+                vocabulary_size=vocabulary_size,
             ),
             load_renderer=load_renderer,
             stop=stop,

@@ -21,15 +21,16 @@ _PROBE_PAUSE_SECONDS: Final = 1.0
 async def start_signals(
     settings: TeacherSettings,
     *,
-    make_engine: Callable[[str, str], EngineClient],
+    make_engine: Callable[[str, str, int], EngineClient],
     load_renderer: Callable[[Path, str], ChatRenderer],
     stop: threading.Event,
     logger: Logger,
 ) -> SignalMaker | None:
     """The settings' teacher; None in binary mode. Waits for its engines, until `stop`.
 
-    `make_engine` takes a name and a base URL; `load_renderer` a model's folder and the name of a renderer. Raises
-    SettingsError for a selection that does not exist, and TeacherUnfit for a teacher that cannot teach this policy.
+    `make_engine` takes a name, a base URL and the size of the vocabulary; `load_renderer` a model's folder and the
+    name of a renderer. Raises SettingsError for a selection that does not exist, and TeacherUnfit for a teacher that
+    cannot teach this policy.
     """
     if settings.mode is Mode.BINARY:
         return None
@@ -42,8 +43,9 @@ async def start_signals(
         return TrainerSignals(prompts, settings.hint)
     if model.directory is not None:
         same_vocabulary(renderer, await asyncio.to_thread(load_renderer, model.directory, "auto"))
-    teacher = EnginePool([make_engine(f"teacher-{number}", url) for number, url in enumerate(model.urls)])
-    students = [make_engine(f"student-{number}", url) for number, url in enumerate(model.student_urls)]
+    size = renderer.vocabulary_size
+    teacher = EnginePool([make_engine(f"teacher-{number}", url, size) for number, url in enumerate(model.urls)])
+    students = [make_engine(f"student-{number}", url, size) for number, url in enumerate(model.student_urls)]
     student = EnginePool(students) if students else None
     signals = EngineSignals(prompts, teacher, student, hint=settings.hint, model=model, logger=logger)
     try:

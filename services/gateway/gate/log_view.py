@@ -55,7 +55,7 @@ class LogView:
 
     def _follow(self, positions: dict[TopicPartition, int]) -> None:
         """Reads until stopped, from `positions` on, which it moves."""
-        reader = self._bus.reader()
+        reader = self._bus.follower()
         try:
             ends = self._assign(reader, positions)
             while not self._stop.is_set():

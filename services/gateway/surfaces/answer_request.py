@@ -33,10 +33,13 @@ class AnswerRequest:
     repetition_penalty: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
-    logit_bias: Mapping[str, Any] | None = None
+    logit_bias: Mapping[str, float] | None = None
+    """By token id, in decimal."""
     min_tokens: int | None = None
     response_format: Mapping[str, Any] | None = None
     """In the form of chat completions."""
+    top_logprobs: int = 0
+    """How many of the likeliest tokens the client wants to see beside each of the answer's."""
     session_hint: str | None = None
     """A sign of the session in the body."""
     store: bool | None = None

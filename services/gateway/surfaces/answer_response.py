@@ -1,11 +1,11 @@
 """A running generation as an HTTP answer: one body, or server-sent events as tokens come.
 
-Written on ASGI itself: the status must wait for the first event, so that an engine that is away is a 503 and no broken
-stream, and a client who leaves must be noticed at once, whether or not anything is being sent.
+Written on ASGI itself: the status must wait until an engine has taken the request, so that an engine that is away is a
+503 and no broken stream; and a client who leaves must be noticed at once, whether or not anything is being sent.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 
 import orjson
 from starlette.responses import Response
@@ -34,14 +34,20 @@ class AnswerResponse(Response):
         model: str,
         created: int,
         keep_alive_seconds: float,
+        stream_start_seconds: float,
         refused: Callable[[RequestRefused], RequestRefused],
     ) -> None:
-        """`created` in seconds since 1970; `refused` counts a failure and gives what may be said of it."""
+        """`created` in seconds since 1970; `refused` counts a failure and gives what may be said of it.
+
+        A stream begins with its first event; without one, `stream_start_seconds` after an engine took the request, or
+        after `keep_alive_seconds`, whichever is first. A failure has a status of its own only before that.
+        """
         super().__init__()
         self._started = started
         self._model = model
         self._created = created
         self._keep_alive_seconds = keep_alive_seconds
+        self._stream_start_seconds = stream_start_seconds
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,9 +70,10 @@ class AnswerResponse(Response):
 
     async def _send_answer(self, send: Send) -> None:
         placement = await self._started.generation.placement()
-        event = await self._event_within(self._keep_alive_seconds)
-        while event is None and not self._started.request.stream:
-            event = await self._event_within(self._keep_alive_seconds)
+        if self._started.request.stream:
+            event = await self._first_event_of_stream()
+        else:
+            event = await self._started.generation.next_event()
         if isinstance(event, Failed):
             await self._send_error(send, event.refusal, placement)
             return
@@ -96,29 +103,48 @@ class AnswerResponse(Response):
             **_placement_headers(placement),
         }
         await send({"type": "http.response.start", "status": 200, "headers": _encoded(headers)})
-        async for chunk in self._chunks(answer, first):
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _chunks(self, answer: AnswerFormat, first: GenerationEvent | None) -> AsyncIterator[bytes]:
-        for chunk in answer.first_chunks():
-            yield chunk
-        event = first
+        chunks, event = answer.first_chunks(), first
         while True:
-            match event:
-                case None:
-                    chunks = answer.keep_alive()
-                case Piece():
-                    chunks = answer.piece_chunks(event)
-                case Finished():
-                    chunks = answer.last_chunks(event)
-                case Failed():
-                    chunks = answer.failure_chunks(self._refused(event.refusal))
-            for chunk in chunks:
-                yield chunk
-            if isinstance(event, (Finished, Failed)):
+            # What is known at one time goes out in one piece: each costs a system call.
+            is_last = isinstance(event, (Finished, Failed))
+            if body := b"".join([*chunks, *self._chunks(answer, event)]):
+                await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+            if is_last:
                 return
-            event = await self._event_within(self._keep_alive_seconds)
+            chunks, event = [], await self._event_within(self._keep_alive_seconds)
+
+    def _chunks(self, answer: AnswerFormat, event: GenerationEvent | None) -> list[bytes]:
+        match event:
+            case None:
+                return answer.keep_alive()
+            case Piece():
+                return answer.piece_chunks(event)
+            case Finished():
+                return answer.last_chunks(event)
+            case Failed():
+                return answer.failure_chunks(self._refused(event.refusal))
+
+    async def _first_event_of_stream(self) -> GenerationEvent | None:
+        """None when it is time to begin without one: clients give up on headers that do not come."""
+        loop = asyncio.get_running_loop()
+        accepted = self._started.generation.accepted
+        try:
+            async with asyncio.timeout(self._keep_alive_seconds) as limit:
+
+                def bring_forward(_: object) -> None:
+                    start_at = loop.time() + self._stream_start_seconds
+                    if is_waiting and start_at < (limit.when() or start_at):
+                        limit.reschedule(start_at)
+
+                is_waiting = True
+                accepted.add_done_callback(bring_forward)
+                try:
+                    return await self._started.generation.next_event()
+                finally:
+                    is_waiting = False
+                    accepted.remove_done_callback(bring_forward)
+        except TimeoutError:
+            return None
 
     async def _event_within(self, seconds: float) -> GenerationEvent | None:
         try:

@@ -28,10 +28,12 @@ class BackendFactory:
         settings: JudgeModelSettings,
         *,
         api_key: SecretStr | None,
-        make_engine: Callable[[str, str, float], EngineClient],
+        make_engine: Callable[[str, str, float, int], EngineClient],
         load_renderer: Callable[[Path], ChatRenderer],
     ) -> None:
-        """`make_engine` takes name, base URL and timeout in seconds; `load_renderer` a tokenizer's folder."""
+        """`make_engine` takes name, base URL, timeout in seconds and size of the vocabulary; `load_renderer` a
+        tokenizer's folder.
+        """
         self._settings = settings
         self._api_key = api_key
         self._make_engine = make_engine
@@ -42,9 +44,11 @@ class BackendFactory:
         if spec.backend == "rules":
             return RulesBackend(spec.rules)
         if spec.backend == "likelihood":
-            return LikelihoodBackend(spec, load_likelihood_prompt(spec.prompt), self._pool(spec), self._renderer(spec))
+            prompt, renderer = load_likelihood_prompt(spec.prompt), self._renderer(spec)
+            return LikelihoodBackend(spec, prompt, self._pool(spec, renderer), renderer)
         if spec.backend == "sglang":
-            return SglangBackend(spec, load_prompt(spec.prompt), self._pool(spec), self._renderer(spec))
+            renderer = self._renderer(spec)
+            return SglangBackend(spec, load_prompt(spec.prompt), self._pool(spec, renderer), renderer)
         if spec.backend == "openai":
             (url,) = self._urls(spec, most=1)
             return OpenAIBackend(
@@ -64,12 +68,10 @@ class BackendFactory:
             )
         return urls
 
-    def _pool(self, spec: JudgeSpec) -> EnginePool:
+    def _pool(self, spec: JudgeSpec, renderer: ChatRenderer) -> EnginePool:
+        seconds, size = self._settings.call_timeout_seconds, renderer.vocabulary_size
         return EnginePool(
-            [
-                self._make_engine(f"judge-{number}", url, self._settings.call_timeout_seconds)
-                for number, url in enumerate(self._urls(spec))
-            ]
+            [self._make_engine(f"judge-{number}", url, seconds, size) for number, url in enumerate(self._urls(spec))]
         )
 
     def _renderer(self, spec: JudgeSpec) -> ChatRenderer:

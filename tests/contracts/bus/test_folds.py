@@ -19,9 +19,10 @@ class Reference:
     offset: int
 
 
-def test_bootstrap_returns_at_the_end_and_poll_follows(bus: Bus, wide_topic: str, topic: str) -> None:
+@pytest.mark.parametrize("follows", [False, True])
+def test_bootstrap_returns_at_the_end_and_poll_follows(bus: Bus, wide_topic: str, topic: str, follows: bool) -> None:
     write_each(bus, wide_topic, {partition: [b"%d" % partition] for partition in range(12)})
-    reader = LogReader(bus, [wide_topic, topic])
+    reader = LogReader(bus, [wide_topic, topic], follows=follows)
     records: list[Record] = []
     assert reader.bootstrap(records.append) == 12
     write(bus, topic, b"new")
@@ -35,8 +36,11 @@ def test_bootstrap_returns_at_the_end_and_poll_follows(bus: Bus, wide_topic: str
     reader.close()
 
 
-def test_bootstrap_ends_behind_an_aborted_tail_and_on_an_empty_topic(bus: Bus, topic: str, namespace: str) -> None:
-    reader = LogReader(bus, [topic])
+@pytest.mark.parametrize("follows", [False, True])
+def test_bootstrap_ends_behind_an_aborted_tail_and_on_an_empty_topic(
+    bus: Bus, topic: str, namespace: str, follows: bool
+) -> None:
+    reader = LogReader(bus, [topic], follows=follows)
     assert reader.bootstrap(lambda record: None) == 0
     producer = bus.transactional_producer(f"{namespace}.t")
     producer.begin()

@@ -12,12 +12,21 @@ def test_consumers_read_committed_and_never_jump_or_commit_by_themselves() -> No
     for properties in (
         kafka_properties.group_consumer(BASE, group="g", instance="i"),
         kafka_properties.reader(BASE),
+        kafka_properties.follower(BASE),
     ):
         assert properties["isolation.level"] == "read_committed"
         assert properties["enable.auto.commit"] is False
         assert properties["enable.auto.offset.store"] is False
         assert properties["auto.offset.reset"] == "error"
         assert properties["sasl.username"] == "judge"
+
+
+def test_who_waits_at_the_end_asks_seldom_and_who_seeks_is_not_held_up() -> None:
+    waits = [
+        properties["fetch.wait.max.ms"]
+        for properties in (kafka_properties.reader(BASE), kafka_properties.follower(BASE))
+    ]
+    assert waits == [50, 500]
 
 
 def test_members_are_static_classic_and_cooperative() -> None:

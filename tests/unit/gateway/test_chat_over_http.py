@@ -291,6 +291,26 @@ async def test_the_clients_own_logprobs(gateway: GatewayUnderTest) -> None:
     assert (await whole(gateway)).choices[0].logprobs is None
 
 
+@pytest.mark.parametrize("incremental", [True, False])
+async def test_the_likeliest_tokens_beside_the_sampled_one(tiny_renderer: PackageRenderer, incremental: bool) -> None:
+    async with running_gateway(tiny_renderer, incremental=incremental) as gateway:
+        ids = [*gateway.renderer.encode("Hello there."), END]
+        answers = [StubAnswer(token_ids=ids, tokens_per_chunk=2) for _ in range(3)]
+        gateway.engine.enqueue(*answers)
+        content = (await whole(gateway, logprobs=True, top_logprobs=3)).choices[0].logprobs.content
+        chunks = await streamed(gateway, logprobs=True, top_logprobs=3)
+        assert [entry for chunk in chunks if (said := chunk.choices[0].logprobs) for entry in said.content] == content
+        assert [[top.logprob for top in entry.top_logprobs] for entry in content] == [[-0.25, -0.5, -0.75]] * len(ids)
+        texts = [[gateway.renderer.decode([number + rank]) for rank in range(3)] for number in ids]
+        assert [[top.token for top in entry.top_logprobs] for entry in content] == texts
+        assert [entry.token for entry in content] == [row[0] for row in texts]
+        assert gateway.engine.requests[-1]["top_logprobs_num"] == 3
+        assert all(turn.trainable for turn in gateway.conversations.turns)
+        (first, *_) = (await whole(gateway, logprobs=True)).choices[0].logprobs.content
+        assert first.top_logprobs == []
+        assert "top_logprobs_num" not in gateway.engine.requests[-1]
+
+
 # Parameters
 
 
@@ -391,6 +411,12 @@ async def test_histories_that_cannot_be_rendered_as_sent_are_served_and_not_trai
         (b'{"temperature": "hot", "messages": [{"role": "user", "content": "x"}]}', 400, "invalid_parameter"),
         (b'{"max_tokens": 0, "messages": [{"role": "user", "content": "x"}]}', 400, "invalid_parameter"),
         (b'{"top_logprobs": 5, "messages": [{"role": "user", "content": "x"}]}', 400, "invalid_parameter"),
+        (b'{"logit_bias": {"99999": 5}, "messages": [{"role": "user", "content": "x"}]}', 400, "invalid_parameter"),
+        (
+            b'{"messages": [{"role": "user", "content": "x"}, {"role": "critic", "content": "x"}]}',
+            400,
+            "invalid_parameter",
+        ),
         (b'{"model": "gpt-9", "messages": [{"role": "user", "content": "x"}]}', 404, "model_not_found"),
         (b'{"messages": [{"role": "user", "content": "' + b"long " * 3000 + b'"}]}', 400, "context_length_exceeded"),
         (b'{"messages": [{"role": "user", "content": "' + b"x" * (1 << 20) + b'"}]}', 413, "request_too_large"),
@@ -408,7 +434,24 @@ async def test_bad_requests_are_refused_in_openais_form(
         assert error["message"]
         assert error["type"] == "invalid_request_error"
     assert gateway.conversations.placed == []
+    assert gateway.engine.requests == []
     assert f'code="{code}"' in gateway.metrics.exposition().decode()
+
+
+async def test_a_role_that_no_model_knows_is_refused_by_its_place(gateway: GatewayUnderTest) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"messages\[2\].role is 'critic'") as caught:
+        async with gateway.openai() as client:
+            messages: list[Any] = [*USER, {"role": "developer", "content": "x"}, {"role": "critic", "content": "x"}]
+            await client.chat.completions.create(model="policy", messages=messages)
+    assert caught.value.param == "messages"
+
+
+async def test_old_and_new_names_of_roles_are_rendered_as_the_templates_own(gateway: GatewayUnderTest) -> None:
+    old: list[Any] = [{"role": "developer", "content": "Be brief."}, *USER, {"role": "function", "content": "42"}]
+    new: list[Any] = [{"role": "system", "content": "Be brief."}, *USER, {"role": "tool", "content": "42"}]
+    async with gateway.openai() as client:
+        await client.chat.completions.create(model="policy", messages=old)
+    assert gateway.engine.requests[0]["input_ids"] == gateway.renderer.render(new).token_ids
 
 
 async def test_unknown_fields_never_matter(gateway: GatewayUnderTest) -> None:
@@ -537,6 +580,42 @@ async def test_a_waiting_stream_is_kept_alive_by_chunks(tiny_renderer: PackageRe
         ]
         assert len(empty) >= 3
         assert text_of(chunks) == "late"
+
+
+async def test_a_stream_begins_without_a_token_once_an_engine_has_the_request(tiny_renderer: PackageRenderer) -> None:
+    async with running_gateway(tiny_renderer, keep_alive_seconds=600, stream_start_seconds=0.05) as gateway:
+        gate = asyncio.Event()
+        gateway.engine.enqueue(StubAnswer(token_ids=[*gateway.renderer.encode("late"), END], gate=gate))
+        async with gateway.openai() as client:
+            stream = await client.chat.completions.create(model="policy", messages=USER, stream=True)
+            beginning = [await anext(stream) for _ in range(2)]
+            assert [chunk.choices[0].delta.content for chunk in beginning] == ["", None]
+            gate.set()
+            assert text_of([chunk async for chunk in stream]) == "late"
+
+
+async def test_what_fails_after_the_beginning_is_told_in_the_stream(tiny_renderer: PackageRenderer) -> None:
+    async with running_gateway(tiny_renderer, keep_alive_seconds=600, stream_start_seconds=0.0) as gateway:
+        gate = asyncio.Event()
+        gateway.engine.enqueue(StubAnswer(gate=gate, stream_error={"message": "cannot", "code": 400}))
+        async with gateway.openai() as client:
+            stream = await client.chat.completions.create(model="policy", messages=USER, stream=True)
+            await anext(stream)
+            gate.set()
+            with pytest.raises(openai.APIError, match="cannot"):
+                _ = [chunk async for chunk in stream]
+
+
+@pytest.mark.parametrize(("fault", "status"), [("refused", 400), ("away", 503), ("overloaded", 503)])
+async def test_what_fails_before_an_engine_has_the_request_keeps_its_status(
+    tiny_renderer: PackageRenderer, fault: str, status: int
+) -> None:
+    async with running_gateway(tiny_renderer, keep_alive_seconds=600, stream_start_seconds=0.0) as gateway:
+        gateway.router.closed = fault == "away"
+        gateway.engine.enqueue(*(StubAnswer(status=400 if fault == "refused" else 503) for _ in range(3)))
+        with pytest.raises(openai.APIStatusError) as caught:
+            await streamed(gateway)
+        assert caught.value.status_code == status
 
 
 @pytest.mark.parametrize("stream", [True, False])

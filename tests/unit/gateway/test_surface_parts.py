@@ -209,6 +209,13 @@ def test_null_is_absent_and_numbers_may_be_written_as_floats() -> None:
         ("tools", {"a": 1}),
         ("tools", ["x"]),
         ("logit_bias", [1]),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"the": 1}),
+        ("logit_bias", {"²": 1}),
+        ("logit_bias", {"5": 101}),
+        ("logit_bias", {"5": "much"}),
+        ("top_logprobs", 21),
+        ("top_logprobs", 5),
         ("n", 3),
         ("functions", [{}]),
     ],
@@ -280,6 +287,7 @@ def plan(prompt_tokens: int = 10, **values: Any) -> SamplingPlan:
         default_max_tokens=50,
         default_temperature=0.7,
         stop_token_ids=[2],
+        vocabulary_size=512,
     )
 
 
@@ -328,6 +336,13 @@ def test_the_cap_fits_the_context_or_the_request_is_refused() -> None:
     with pytest.raises(RequestRefused, match="100 tokens") as caught:
         plan(prompt_tokens=99)
     assert caught.value.code == "context_length_exceeded"
+
+
+def test_a_bias_for_a_token_that_does_not_exist_is_refused() -> None:
+    assert plan(logit_bias={"0511": 1, "7": None}).engine_parameters["logit_bias"] == {"511": 1}
+    with pytest.raises(RequestRefused, match="512 is no token id") as caught:
+        plan(logit_bias={"5": 1, "512": 1})
+    assert (caught.value.status, caught.value.parameter) == (400, "logit_bias")
 
 
 def test_an_unknown_response_format_is_refused() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from clawstream.engine.interface import TopLogprobs
 from clawstream.errors import RequestRefused
 from clawstream.rendering.interface import AnswerDelta, ContentPart, ReasoningPart, ToolCallPart, joined_parts
 from services.gateway.errors import error_body
@@ -41,7 +42,7 @@ class ChatFormat:
             "index": 0,
             "message": assistant_message(finished.answer),
             "finish_reason": finished.reason,
-            "logprobs": self._logprobs(finished.token_ids, finished.logprobs),
+            "logprobs": self._logprobs(finished.token_ids, finished.logprobs, finished.top_logprobs),
         }
         return {
             **self._common,
@@ -61,7 +62,7 @@ class ChatFormat:
 
         With log-probs there is a chunk even when the tokens added no text: none of them may be lost.
         """
-        logprobs = self._logprobs(piece.token_ids, piece.logprobs)
+        logprobs = self._logprobs(piece.token_ids, piece.logprobs, piece.top_logprobs)
         deltas = self._deltas(piece.delta)
         if not deltas and logprobs and logprobs["content"]:
             deltas.append({"content": ""})
@@ -90,8 +91,10 @@ class ChatFormat:
                     self._tool_calls_sent += 1
         return deltas
 
-    def _logprobs(self, token_ids: Sequence[int], logprobs: Sequence[float | None]) -> dict[str, Any] | None:
-        return None if self._decode is None else logprob_entries(token_ids, logprobs, self._decode)
+    def _logprobs(
+        self, token_ids: Sequence[int], logprobs: Sequence[float | None], top_logprobs: Sequence[TopLogprobs]
+    ) -> dict[str, Any] | None:
+        return None if self._decode is None else logprob_entries(token_ids, logprobs, top_logprobs, self._decode)
 
     def _chunk(
         self, delta: Mapping[str, Any], *, reason: str | None = None, logprobs: Mapping[str, Any] | None = None
@@ -114,19 +117,28 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def logprob_entries(
-    token_ids: Sequence[int], logprobs: Sequence[float | None], decode: Callable[[Sequence[int]], str]
+    token_ids: Sequence[int],
+    logprobs: Sequence[float | None],
+    top_logprobs: Sequence[TopLogprobs],
+    decode: Callable[[Sequence[int]], str],
 ) -> dict[str, Any]:
     """The `logprobs` object for these tokens. Where the engine gave too few, what is there is matched from the left."""
     padded = [*logprobs[: len(token_ids)], *([None] * (len(token_ids) - len(logprobs)))]
-    content: list[dict[str, Any]] = []
-    for token_id, value in zip(token_ids, padded, strict=True):
-        token = decode([token_id])
-        content.append(
-            {
-                "token": token,
-                "logprob": _LOGPROB_OF_NULL if value is None else value,
-                "bytes": list(token.encode()),
-                "top_logprobs": [],
-            }
-        )
+    padded_top = [*top_logprobs[: len(token_ids)], *([()] * (len(token_ids) - len(top_logprobs)))]
+    content = [
+        {
+            **_logprob_entry(token_id, logprob, decode),
+            "top_logprobs": [_logprob_entry(likely_id, value, decode) for likely_id, value in top],
+        }
+        for token_id, logprob, top in zip(token_ids, padded, padded_top, strict=True)
+    ]
     return {"content": content, "refusal": None}
+
+
+def _logprob_entry(token_id: int, logprob: float | None, decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
+    token = decode([token_id])
+    return {
+        "token": token,
+        "logprob": _LOGPROB_OF_NULL if logprob is None else logprob,
+        "bytes": list(token.encode()),
+    }
