@@ -2,6 +2,7 @@
 
     ClawstreamError
     ├── SettingsError            a configuration value is missing or wrong (all of them named at once)
+    │   └── WrongValues          values of one file; carries each with its field
     ├── MissingDependencyError   a program or package that is needed is not installed
     ├── ContractError            data breaks a contract
     │   ├── DecodeError          a record cannot be decoded (goes to the dead-letter topic)
@@ -36,11 +37,15 @@
     ├── TooManyDeadLetters       a worker stopped because most of its inputs could not be handled
     ├── OutboxError              the gateway's outbox on disk is damaged, locked or cannot be written
     │   └── OutboxFull           it holds as much as it may: turns are served unrecorded
+    ├── DirectoryInUse           another process uses a directory that only one may
     ├── SandboxError             commands cannot be isolated, or a sandbox could not be started
     └── SupervisorError          a process could not be started, found or stopped
 
 Messages say what happened, where (`topic[partition]@offset`, sample id, field) and what to do.
 """
+
+from collections.abc import Sequence
+from pathlib import Path
 
 
 class ClawstreamError(Exception):
@@ -49,6 +54,15 @@ class ClawstreamError(Exception):
 
 class SettingsError(ClawstreamError, ValueError):
     """A configuration value is missing, unknown or wrong. Names every such field at once."""
+
+
+class WrongValues(SettingsError):  # noqa: N818 - reads as the condition it names
+    """Values of one file are wrong. `problems` holds each as `section.field: what is wrong`."""
+
+    def __init__(self, file: Path | None, problems: Sequence[str], *, consequence: str = "") -> None:
+        listed = "\n".join(f"  {problem}" for problem in problems)
+        super().__init__(f"{file or 'settings'}: {len(problems)} wrong value(s){consequence}:\n{listed}")
+        self.problems = tuple(problems)
 
 
 class UnusableJudgeSpec(ClawstreamError, RuntimeError):  # noqa: N818 - reads as the condition it names
@@ -280,6 +294,10 @@ class OutboxError(ClawstreamError):
 
 class OutboxFull(OutboxError):  # noqa: N818 - reads as the condition it names
     """The outbox holds as much as it may because the log is out of reach. What is offered now is not recorded."""
+
+
+class DirectoryInUse(ClawstreamError):  # noqa: N818 - reads as the condition it names
+    """Another process works in a directory that only one may use. It may be about to end."""
 
 
 class SandboxError(ClawstreamError):

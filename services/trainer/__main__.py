@@ -16,11 +16,19 @@ import torch
 from clawstream.bus.kafka import KafkaBus
 from clawstream.clock import SystemClock
 from clawstream.crash_points import crash_point, with_bus_crash
-from clawstream.errors import BusError, ClawstreamError, FatalBusError, Fenced, SettingsError
+from clawstream.errors import (
+    BusError,
+    ClawstreamError,
+    DirectoryInUse,
+    FatalBusError,
+    Fenced,
+    SettingsError,
+    WeightsError,
+)
 from clawstream.log import Logger, configure_logging
 from clawstream.metrics import Metrics
 from clawstream.operations_server import OperationsServer
-from clawstream.settings import load_settings
+from clawstream.settings import EXIT_CODE_WRONG_SETTINGS, load_settings
 from clawstream.weights.manifest import verify
 from services.trainer.assembly import Surroundings, Trainer, trainer_history
 from services.trainer.batch_archive import BatchArchive
@@ -57,14 +65,17 @@ def main() -> int:
             environment=os.environ,
         )
     except SettingsError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
+        sys.stderr.write(f"trainer: {error}\n")
+        return EXIT_CODE_WRONG_SETTINGS
     logger = configure_logging(settings.log, process=settings.name)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
         run(settings, stop, logger)
+    except SettingsError as error:
+        logger.error("the trainer ends: its settings are wrong", error=str(error))
+        return EXIT_CODE_WRONG_SETTINGS
     except ClawstreamError as error:
         logger.error("the trainer ends", error=str(error), kind=type(error).__name__)
         return 1
@@ -72,7 +83,7 @@ def main() -> int:
 
 
 def run(settings: TrainerSettings, stop: threading.Event, logger: Logger) -> None:
-    """Trains until `stop`. Raises ClawstreamError for what a restart may mend."""
+    """Trains until `stop`. Raises SettingsError for what a restart cannot mend, else ClawstreamError."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
     layout = ParallelLayout.start(tensor_parallel_size=settings.tensor_parallel_size, seed=settings.seed)
@@ -110,7 +121,7 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise SettingsError(
+            raise DirectoryInUse(
                 f"another trainer uses {root}; two of them would train the same samples twice: stop one"
             ) from error
         logger.info("starts", operations_port=operations.port, data=str(root))
@@ -145,10 +156,7 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
             logger.info("resumes", step=progress.step, weight_version=progress.weight_version)
         else:
             start_version, directory = _weights_to_start_from(settings, history, weights, logger)
-            if settings.lora is None:
-                policy.open(directory)
-            else:
-                policy.open(settings.model, adapters=directory if start_version else None)
+            _open(policy, settings, directory, start_version)
             progress = first_progress(
                 history, weights.versions(), lineage=str(uuid.uuid4()), start_version=start_version
             )
@@ -161,6 +169,19 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
             trainer.close()
             operations.close()
     logger.info("ended")
+
+
+def _open(policy: RankedPolicy, settings: TrainerSettings, directory: Path, start_version: int) -> None:
+    """Loads what training starts from. Raises SettingsError when that is a base model that cannot be loaded."""
+    try:
+        if settings.lora is None:
+            policy.open(directory)
+        else:
+            policy.open(settings.model, adapters=directory if start_version else None)
+    except WeightsError as error:
+        if start_version:
+            raise
+        raise SettingsError(f"trainer.model: {error}") from error
 
 
 def _history_when_there_is_a_broker(settings: TrainerSettings, around: Surroundings) -> History | None:
