@@ -33,6 +33,7 @@
     ├── RankLost                 a process of a trainer of several ranks went away; the others end too
     ├── GateDeposed              another gateway commands the engines by now; stop commanding
     ├── RetryLater               an input cannot be handled now (an outage); it stays unresolved
+    │   └── BlobUnavailable      the store that holds a blob does not answer
     ├── HandlerCancelled         what a worker's handler awaited was cancelled under it
     ├── TooManyDeadLetters       a worker stopped because most of its inputs could not be handled
     ├── OutboxError              the gateway's outbox on disk is damaged, locked or cannot be written
@@ -278,6 +279,10 @@ class RetryLater(ClawstreamError):  # noqa: N818
     def __init__(self, message: str, *, retry_after_seconds: float = 0.0) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+
+
+class BlobUnavailable(RetryLater):
+    """The store of a blob does not answer, or is not there (an unmounted disk). The blob itself may well be."""
 
 
 class HandlerCancelled(ClawstreamError):  # noqa: N818

@@ -132,6 +132,7 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
             root / "checkpoints",
             keep=settings.checkpoints_keep,
             on_rejected=lambda directory, reason: logger.error("a checkpoint is passed over", reason=reason),
+            on_not_removed=lambda error: logger.error("an old checkpoint cannot be removed", error=str(error)),
         )
         weights = WeightStore(settings.weights_directory or settings.data_directory / "weights", settings.policy)
         trainer = Trainer(
@@ -139,7 +140,11 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
             around,
             policy=policy,
             store=with_store_crash(DiskStore(checkpoints, weights, settings.model), crash),
-            archive=BatchArchive(root / "batches", keep=settings.batches_keep),
+            archive=BatchArchive(
+                root / "batches",
+                keep=settings.batches_keep,
+                on_not_removed=lambda error: logger.error("an old batch cannot be removed", error=str(error)),
+            ),
         )
         history = _history_when_there_is_a_broker(settings, around)
         if history is None:

@@ -159,6 +159,10 @@ class TrainerSettings(ServiceSettings):
     trained_retention_days: float = Field(default=100.0, gt=0)
     """How long a trained turn's id is remembered. Longer than the retention of `samples`, or a turn could come back."""
 
+    blob_patience_seconds: float = Field(default=3600.0, ge=0)
+    """A sample whose large arrays are in a store that does not answer is waited for, and what comes after it with it.
+    After so long it becomes a dead letter, as one whose arrays are gone does at once."""
+
     updates_per_batch: int = Field(default=1, ge=1)
     """Cuts a batch into so many parts with an update on each. From the second on the ratio differs from 1, and the clip
     bounds how far one batch moves the policy."""
