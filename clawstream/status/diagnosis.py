@@ -153,6 +153,9 @@ def _notes(snapshot: Snapshot) -> tuple[str, ...]:
     unrecorded = snapshot.total("clawstream_turns_unrecorded_total")
     if unrecorded:
         notes.append(f"{unrecorded:.0f} turns were served and not recorded: the outbox was full")
+    dropped = snapshot.total("clawstream_outbox_entries_dropped_total")
+    if dropped:
+        notes.append(f"{dropped:.0f} turns or next states were dropped: the log takes no record that large")
     dead = snapshot.total("clawstream_dead_letters_total")
     if dead:
         notes.append(f"{dead:.0f} records went to a dead-letter topic")
