@@ -21,17 +21,20 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
+from clawstream.deadline_calls import DeadlineCalls
 from clawstream.durable_files import sync_directory
-from clawstream.errors import BlobError, SettingsError
+from clawstream.errors import BlobError, BlobUnavailable, SettingsError
 from schemas.arrays import MAX_INLINE_BYTES, BlobReference, NumberArray, from_bytes
 
 _NONCE_BYTES = 12
+DEADLINE_SECONDS = 30.0
+"""Of one blob's writing or reading. A mount may hang for ever otherwise, and whoever waits with it."""
 
 
 class BlobStore:
     """Writes blobs below one fsspec URL. All calls block: use a thread inside an event loop."""
 
-    def __init__(self, url: str, *, encrypts: bool = False) -> None:
+    def __init__(self, url: str, *, encrypts: bool = False, deadline_seconds: float = DEADLINE_SECONDS) -> None:
         """`url` is a folder: a path, `file:///...`, `s3://bucket/prefix`... Made when the first blob is written.
 
         `encrypts`: every blob under a key of its own, which its reference holds. Then two writings of one array are two
@@ -46,11 +49,12 @@ class BlobStore:
         self._filesystem = found
         self._base = path.rstrip("/")
         self._encrypts = encrypts
+        self._calls = DeadlineCalls(f"blob store {url}", seconds=deadline_seconds)
 
     def write(self, block: bytes) -> BlobReference:
         """Stores `block` and returns where it is. Returns when it is safe on disk, or in the bucket.
 
-        Raises BlobError when the store refuses.
+        Raises BlobError when the store refuses, or does not answer in time.
         """
         key = b""
         if self._encrypts:
@@ -59,11 +63,7 @@ class BlobStore:
         checksum = hashlib.sha256(block).hexdigest()
         path = f"{self._base}/{checksum[:2]}/{checksum}"
         try:
-            if isinstance(self._filesystem, LocalFileSystem):
-                _write_local(Path(path), block)
-            elif not self._is_stored(path, len(block)):
-                self._filesystem.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
-                self._filesystem.pipe_file(path, block)
+            self._calls.call(lambda: self._put(path, block))
         except OSError as error:
             raise BlobError(f"blob {path}: cannot be written: {error}") from error
         return BlobReference(
@@ -84,6 +84,13 @@ class BlobStore:
             blob=self.write(little_endian.tobytes()),
         )
 
+    def _put(self, path: str, block: bytes) -> None:
+        if isinstance(self._filesystem, LocalFileSystem):
+            _write_local(Path(path), block)
+        elif not self._is_stored(path, len(block)):
+            self._filesystem.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+            self._filesystem.pipe_file(path, block)
+
     def _is_stored(self, path: str, size_bytes: int) -> bool:
         try:
             return int(self._filesystem.size(path) or 0) == size_bytes
@@ -91,14 +98,25 @@ class BlobStore:
             return False
 
 
-def read_blob(reference: BlobReference) -> bytes:
-    """The content of a blob, from wherever it was written. Raises BlobError unless its bytes have the checksum."""
+def read_blob(reference: BlobReference, *, deadline_seconds: float = DEADLINE_SECONDS) -> bytes:
+    """The content of a blob, from wherever it was written.
+
+    Raises BlobError when the store does not have it, or its bytes have another checksum; BlobUnavailable when the store
+    does not answer in time, refuses, or is not there as a whole: then asking again later may help.
+    """
+    calls = DeadlineCalls(f"blob {reference.uri}", seconds=deadline_seconds)
     try:
         filesystem, path = cast("tuple[AbstractFileSystem, str]", fsspec.url_to_fs(reference.uri))
         # One byte more than expected is enough to see that a replaced object is too long.
-        block = cast("bytes", filesystem.cat_file(path, start=0, end=reference.size_bytes + 1))
-    except (OSError, ValueError, ImportError) as error:
+        block = calls.call(lambda: cast("bytes", filesystem.cat_file(path, start=0, end=reference.size_bytes + 1)))
+    except FileNotFoundError as error:
+        if isinstance(filesystem, LocalFileSystem) and not Path(path).parent.parent.is_dir():
+            raise BlobUnavailable(f"blob {reference.uri}: the store's folder is not there: {error}") from error
         raise BlobError(f"blob {reference.uri}: cannot be read: {error}") from error
+    except (ValueError, ImportError) as error:
+        raise BlobError(f"blob {reference.uri}: cannot be read: {error}") from error
+    except OSError as error:
+        raise BlobUnavailable(f"blob {reference.uri}: cannot be read now: {error}") from error
     if len(block) != reference.size_bytes or hashlib.sha256(block).hexdigest() != reference.sha256:
         raise BlobError(f"blob {reference.uri}: its bytes do not have the checksum {reference.sha256}; it was damaged")
     return _decrypted(block, reference) if reference.encryption_key else block
@@ -125,10 +143,15 @@ def remove_blob(reference: BlobReference) -> bool:
 
 
 def resolve(array: NumberArray) -> npt.NDArray[Any]:
-    """The elements of `array`, read-only, wherever they are. Raises BlobError. Blocks when they are in a blob."""
+    """The elements of `array`, read-only, wherever they are. Blocks when they are in a blob. Raises as `read_blob`."""
     if array.blob is None:
         return array.to_numpy()
     return from_bytes(read_blob(array.blob), array.dtype, array.shape)
+
+
+def inlined(array: NumberArray) -> NumberArray:
+    """The same array with its elements inside. Blocks when they are in a blob. Raises as `read_blob`."""
+    return array if array.blob is None else NumberArray.from_numpy(resolve(array))
 
 
 def _write_local(path: Path, block: bytes) -> None:

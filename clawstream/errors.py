@@ -2,6 +2,7 @@
 
     ClawstreamError
     ├── SettingsError            a configuration value is missing or wrong (all of them named at once)
+    │   └── WrongValues          values of one file; carries each with its field
     ├── MissingDependencyError   a program or package that is needed is not installed
     ├── ContractError            data breaks a contract
     │   ├── DecodeError          a record cannot be decoded (goes to the dead-letter topic)
@@ -35,15 +36,20 @@
     ├── RankLost                 a process of a trainer of several ranks went away; the others end too
     ├── GateDeposed              another gateway commands the engines by now; stop commanding
     ├── RetryLater               an input cannot be handled now (an outage); it stays unresolved
+    │   └── BlobUnavailable      the store that holds a blob does not answer
     ├── HandlerCancelled         what a worker's handler awaited was cancelled under it
     ├── TooManyDeadLetters       a worker stopped because most of its inputs could not be handled
     ├── OutboxError              the gateway's outbox on disk is damaged, locked or cannot be written
     │   └── OutboxFull           it holds as much as it may: turns are served unrecorded
+    ├── DirectoryInUse           another process uses a directory that only one may
     ├── SandboxError             commands cannot be isolated, or a sandbox could not be started
     └── SupervisorError          a process could not be started, found or stopped
 
 Messages say what happened, where (`topic[partition]@offset`, sample id, field) and what to do.
 """
+
+from collections.abc import Sequence
+from pathlib import Path
 
 
 class ClawstreamError(Exception):
@@ -52,6 +58,15 @@ class ClawstreamError(Exception):
 
 class SettingsError(ClawstreamError, ValueError):
     """A configuration value is missing, unknown or wrong. Names every such field at once."""
+
+
+class WrongValues(SettingsError):  # noqa: N818 - reads as the condition it names
+    """Values of one file are wrong. `problems` holds each as `section.field: what is wrong`."""
+
+    def __init__(self, file: Path | None, problems: Sequence[str], *, consequence: str = "") -> None:
+        listed = "\n".join(f"  {problem}" for problem in problems)
+        super().__init__(f"{file or 'settings'}: {len(problems)} wrong value(s){consequence}:\n{listed}")
+        self.problems = tuple(problems)
 
 
 class UnusableJudgeSpec(ClawstreamError, RuntimeError):  # noqa: N818 - reads as the condition it names
@@ -293,6 +308,10 @@ class RetryLater(ClawstreamError):  # noqa: N818
         self.retry_after_seconds = retry_after_seconds
 
 
+class BlobUnavailable(RetryLater):
+    """The store of a blob does not answer, or is not there (an unmounted disk). The blob itself may well be."""
+
+
 class HandlerCancelled(ClawstreamError):  # noqa: N818
     """What a worker's handler awaited was cancelled under it, though nobody stops the worker: a defect."""
 
@@ -311,6 +330,10 @@ class OutboxFull(OutboxError):  # noqa: N818 - reads as the condition it names
 
 class TurnIndexUnwritable(ClawstreamError):  # noqa: N818 - reads as the condition it names
     """The disk refuses what is to be written into the turn index: it is full, or broken. The topic still holds it."""
+
+
+class DirectoryInUse(ClawstreamError):  # noqa: N818 - reads as the condition it names
+    """Another process works in a directory that only one may use. It may be about to end."""
 
 
 class SandboxError(ClawstreamError):

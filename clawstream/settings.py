@@ -19,14 +19,17 @@
 Relative paths are relative to the folder of the TOML file.
 """
 
+import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar, cast
+from typing import Annotated, Any, Final, TypeVar, cast, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic_core import ErrorDetails
 
-from clawstream.errors import SettingsError
+from clawstream.errors import SettingsError, WrongValues
+from clawstream.memory_need import PROCESS_BYTES, MemoryNeed
 
 _ENVIRONMENT_PREFIX = "CLAWSTREAM_"
 
@@ -38,6 +41,14 @@ def _relative_to_file(path: Path, info: ValidationInfo) -> Path:
 
 ConfigPath = Annotated[Path, AfterValidator(_relative_to_file)]
 """A path in the TOML file: relative ones start at the file's folder."""
+
+
+class _HoldsModel:
+    """Marks a path whose content is looked at before a process starts."""
+
+
+ModelDirectory = Annotated[Path, AfterValidator(_relative_to_file), _HoldsModel()]
+"""As `ConfigPath`: a model in Hugging Face's form, which must be there when its process starts."""
 
 
 class Section(BaseModel):
@@ -88,7 +99,51 @@ class LogSettings(Section):
     """JSON, one object a line, instead of text for people."""
 
 
-class ServiceSettings(Section):
+class ProcessSettings(Section):
+    """Settings of one process."""
+
+    def problems(self, environment: Mapping[str, str]) -> list[str]:
+        """What keeps a process with these values from working on this machine, each as `field: what, and what to do`.
+
+        It is asked before anything is started, so it answers within milliseconds, without torch and without network.
+        """
+        return [
+            f"{field}: {directory} {problem}"
+            for field, directory in _model_directories(self)
+            if (problem := _model_problem(directory)) is not None
+        ]
+
+    def memory_need(self) -> MemoryNeed:
+        """About how much memory the process takes with these values."""
+        return MemoryNeed(PROCESS_BYTES)
+
+
+def _model_directories(section: Section, prefix: str = "") -> Iterator[tuple[str, Path]]:
+    """The fields that name a model's folder, with their dotted names."""
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            yield from _model_directories(value, f"{prefix}{name}.")
+        marks = [*field.metadata, *(mark for each in get_args(field.annotation) for mark in get_args(each)[1:])]
+        if isinstance(value, Path) and any(isinstance(mark, _HoldsModel) for mark in marks):
+            yield f"{prefix}{name}", value
+
+
+def _model_problem(directory: Path) -> str | None:
+    """Why a folder holds no model, or None."""
+    if not directory.is_dir():
+        return "is no folder; fetch a model (`clawstream models fetch`), or correct the path"
+    file = directory / "config.json"
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return "holds no config.json, so it is no model in Hugging Face's form"
+    except (OSError, ValueError) as error:
+        return f"holds a config.json that cannot be read: {error}"
+    return None if isinstance(content, dict) else "holds a config.json that is no JSON object"
+
+
+class ServiceSettings(ProcessSettings):
     """What every process has."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]*$")
@@ -128,7 +183,9 @@ def load_settings(
     """
     document = read_settings_file(file) if file is not None else {}
     values = _values_for(model, document, section)
-    values.update(_table(document, section, file))
+    own = _table(document, section, file)
+    shared = values.keys() - own.keys()
+    values.update(own)
     if process is not None:
         values["name"] = process
         values = _merged(values, _process_overrides(document, process, file))
@@ -139,11 +196,15 @@ def load_settings(
     try:
         return model.model_validate(values, context={"base_directory": base_directory})
     except ValidationError as error:
-        problems = "\n".join(
-            f"  {section}.{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
-            for problem in error.errors(include_url=False)
-        )
-        raise SettingsError(f"{file or 'settings'}: {error.error_count()} wrong value(s):\n{problems}") from error
+        problems = [_problem(section, shared, each) for each in error.errors(include_url=False)]
+        raise WrongValues(file, problems) from error
+
+
+def _problem(section: str, shared: Set[str], error: ErrorDetails) -> str:
+    """A value that all sections share is named as it stands in the file: at the top."""
+    place = ".".join(str(part) for part in error["loc"])
+    is_shared = bool(error["loc"]) and error["loc"][0] in shared
+    return f"{place if is_shared else f'{section}.{place}'.rstrip('.')}: {error['msg'].removeprefix('Value error, ')}"
 
 
 def read_settings_file(file: Path) -> dict[str, Any]:

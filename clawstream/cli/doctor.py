@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import psutil
 import typer
 from rich.table import Table
 
@@ -10,8 +11,10 @@ from clawstream.cli.options import ConfigOption
 from clawstream.cli.terminal import optional_config, output
 from clawstream.doctor import machine, system
 from clawstream.doctor.finding import Finding, Verdict
-from clawstream.settings import read_settings_file
-from clawstream.supervisor.settings import load_system_settings
+from clawstream.memory_need import MemoryNeed
+from clawstream.supervisor.preflight import Preflight
+from clawstream.supervisor.report import running_supervisor
+from clawstream.supervisor.settings import Service, SystemSettings, load_system_settings
 
 _STYLES = {Verdict.OK: "green", Verdict.NOTE: "yellow", Verdict.MISSING: "red"}
 
@@ -32,21 +35,33 @@ def doctor(config: ConfigOption = None) -> None:
 
 def examine(file: Path | None) -> list[Finding]:
     """All checks, the machine first."""
-    settings = load_system_settings(file, os.environ)
-    document = read_settings_file(file) if file is not None else {}
-    base = file.resolve().parent if file is not None else Path.cwd()
-    return [
+    preflight = Preflight(file, os.environ) if file is not None else None
+    settings = load_system_settings(None, os.environ) if preflight is None else preflight.system
+    findings = [
         machine.check_python(),
         *machine.check_extras(),
         machine.check_java(os.environ),
         machine.check_kafka_jars(os.environ),
-        machine.check_disk(settings.data_directory.resolve()),
-        machine.check_memory(),
         machine.check_gpu(os.environ),
-        *system.check_models(settings, document, base),
-        *system.check_ports(settings, document),
+        *(system.check_settings(preflight) if preflight is not None else []),
+    ]
+    if settings is None:
+        return findings
+    return [
+        *findings,
+        machine.check_disk(settings.data_directory.resolve()),
+        machine.check_memory(_needs(preflight, settings), available_bytes=psutil.virtual_memory().available),
         *system.check_broker(settings),
     ]
+
+
+def _needs(preflight: Preflight | None, settings: SystemSettings) -> dict[str, MemoryNeed]:
+    """What is still to be taken: nothing of a system that runs, and a trainer with a GPU takes the GPU's."""
+    if preflight is None or running_supervisor(settings.supervisor_directory) is not None:
+        return {}
+    trainers = {process.name for process in settings.processes if process.service is Service.TRAINER}
+    has_gpu = machine.has_gpu(os.environ)
+    return {name: need for name, need in preflight.memory_needs().items() if not (has_gpu and name in trainers)}
 
 
 def register(app: typer.Typer) -> None:

@@ -14,6 +14,7 @@ from clawstream.errors import SupervisorError
 from clawstream.log import configure_logging
 from clawstream.supervisor.control import start_detached, stop, wait_until_ready
 from clawstream.supervisor.log_files import LogFollower, tail
+from clawstream.supervisor.preflight import refuse_wrong_settings
 from clawstream.supervisor.report import ProcessState, SupervisorReport
 from clawstream.supervisor.settings import SystemSettings, load_system_settings
 from clawstream.supervisor.supervisor import Supervisor
@@ -42,7 +43,7 @@ def up(
 ) -> None:
     """Starts every process of the file and returns when all are ready. They go on when the terminal closes."""
     file = required_config(config)
-    settings = load_system_settings(file, os.environ)
+    settings = refuse_wrong_settings(file, os.environ)
     if foreground:
         _run(settings, file)
         return

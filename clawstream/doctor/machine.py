@@ -8,11 +8,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
-
 from clawstream.broker.installation import find_java, resolve_kafka_jars
 from clawstream.doctor.finding import Finding, Verdict
 from clawstream.errors import MissingDependencyError
+from clawstream.memory_need import MemoryNeed
 
 EXTRA_MODULES: Mapping[str, tuple[str, ...]] = {
     "gateway": ("fastapi", "uvicorn", "uvloop", "renderers", "transformers", "cachetools"),
@@ -27,7 +26,6 @@ EXTRA_MODULES: Mapping[str, tuple[str, ...]] = {
 """Import names of what each extra of the package installs."""
 
 _SMALLEST_DISK_BYTES = 5 * 1024**3
-_SMALLEST_MEMORY_BYTES = 4 * 1024**3
 _GIBIBYTE = 1024**3
 
 
@@ -76,13 +74,36 @@ def check_disk(directory: Path) -> Finding:
     return Finding("disk", Verdict.NOTE, detail, "weights and checkpoints fill it soon; set data_directory elsewhere")
 
 
-def check_memory() -> Finding:
-    """Memory that processes could take now."""
-    available = psutil.virtual_memory().available
-    detail = f"{available / _GIBIBYTE:.1f} GiB available"
-    if available >= _SMALLEST_MEMORY_BYTES:
+def check_memory(needs: Mapping[str, MemoryNeed], *, available_bytes: int) -> Finding:
+    """Whether the processes, by name, fit into the memory that is available now. Estimates, so nothing is refused."""
+    detail = f"{available_bytes / _GIBIBYTE:.1f} GiB available"
+    if not needs:
         return Finding("memory", Verdict.OK, detail)
-    return Finding("memory", Verdict.NOTE, detail, "the demo's engine, trainer and broker take about 4 GiB together")
+    fixed = sum(need.fixed_bytes for need in needs.values())
+    most = fixed + sum(need.working_bytes for need in needs.values())
+    largest = sorted(needs, key=lambda name: -needs[name].fixed_bytes - needs[name].working_bytes)[:3]
+    told = ", ".join(
+        f"{name} {needs[name].fixed_bytes / _GIBIBYTE:.1f} to "
+        f"{(needs[name].fixed_bytes + needs[name].working_bytes) / _GIBIBYTE:.1f}"
+        for name in largest
+    )
+    detail += f"; the processes take about {fixed / _GIBIBYTE:.1f} from the start and at most {most / _GIBIBYTE:.1f}"
+    detail += f" (the largest: {told})"
+    if fixed > available_bytes:
+        remedy = "it will not fit: take a smaller model, dtype = 'bfloat16' or trainer.lora, or end other programs"
+        return Finding("memory", Verdict.MISSING, detail, remedy)
+    if most > available_bytes:
+        remedy = (
+            "it may not fit under load: lower trainer.tokens_per_micro_batch, engine.max_slots or "
+            "engine.max_context_tokens"
+        )
+        return Finding("memory", Verdict.NOTE, detail, remedy)
+    return Finding("memory", Verdict.OK, detail)
+
+
+def has_gpu(environment: Mapping[str, str]) -> bool:
+    """Whether the driver of an NVIDIA GPU is installed."""
+    return shutil.which("nvidia-smi", path=environment.get("PATH")) is not None
 
 
 def check_gpu(environment: Mapping[str, str]) -> Finding:

@@ -1,17 +1,14 @@
 """Checks of one system: its settings, model folders, ports and broker."""
 
 import socket
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, cast
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from clawstream.doctor.finding import Finding, Verdict
-from clawstream.process_identity import describe_port_owner, is_port_free
+from clawstream.supervisor.preflight import Preflight
 from clawstream.supervisor.report import running_supervisor
-from clawstream.supervisor.settings import SystemSettings
+from clawstream.supervisor.settings import Service, SystemSettings
 
 _CONNECT_SECONDS = 3.0
 
@@ -21,6 +18,10 @@ def check_broker(system: SystemSettings) -> list[Finding]:
     findings: list[Finding] = []
     addresses = [address.strip() for address in system.kafka.bootstrap_servers.split(",")]
     refused = {address: problem for address in addresses if (problem := connection_problem(address))}
+    starts_it = any(process.service is Service.BROKER for process in system.processes)
+    if starts_it and len(refused) == len(addresses) and running_supervisor(system.supervisor_directory) is None:
+        told = "; ".join(f"{address}: {problem}" for address, problem in refused.items())
+        return [Finding("broker", Verdict.NOTE, f"{told}: not started yet", "`clawstream up` starts it")]
     for address, problem in refused.items():
         verdict = Verdict.MISSING if len(refused) == len(addresses) else Verdict.NOTE
         remedy = "start it (`clawstream broker up`, or docker compose), or correct kafka.bootstrap_servers"
@@ -62,55 +63,12 @@ def connection_problem(address: str) -> str | None:
     return None
 
 
-def check_ports(system: SystemSettings, document: Mapping[str, Any]) -> list[Finding]:
-    """Whether the ports of `[[processes]]` are free; while our supervisor runs they are ours."""
-    if running_supervisor(system.supervisor_directory) is not None:
-        return [Finding("ports", Verdict.OK, "in use by our own supervisor")]
-    findings: list[Finding] = []
-    users: dict[int, str] = {}
-    for process in system.processes:
-        values = {**cast("Mapping[str, Any]", document.get(process.service.value, {})), **process.overrides}
-        port = values.get("port")
-        if not isinstance(port, int) or port == 0:
-            continue
-        if port in users:
-            detail = f"{port} is wanted by {users[port]} and by {process.name}"
-            findings.append(Finding("ports", Verdict.MISSING, detail, f"give {process.name} another in its overrides"))
-        elif not is_port_free(port):
-            detail = f"{port}, wanted by {process.name}, is taken by {describe_port_owner(port)}"
-            findings.append(Finding("ports", Verdict.MISSING, detail, "stop that process or choose another port"))
-        users[port] = process.name
-    if users and not findings:
-        findings.append(Finding("ports", Verdict.OK, f"{', '.join(map(str, users))} are free"))
-    return findings
-
-
-def check_models(system: SystemSettings, document: Mapping[str, Any], base: Path) -> list[Finding]:
-    """Whether the model folders that the file names exist and look like Hugging Face models."""
-    folders: dict[Path, str] = {}
-    for process in system.processes:
-        section = process.service.value
-        values = {**cast("Mapping[str, Any]", document.get(section, {})), **process.overrides}
-        for setting, value in _model_settings(section, values):
-            folders.setdefault(base / value, setting)
-    findings: list[Finding] = []
-    for folder, setting in folders.items():
-        if (folder / "config.json").is_file():
-            findings.append(Finding("model", Verdict.OK, str(folder)))
-        else:
-            remedy = f"`clawstream models fetch smollm2 --directory {folder}`, or correct {setting}"
-            findings.append(Finding("model", Verdict.MISSING, f"{folder} holds no config.json", remedy))
-    return findings
-
-
-def _model_settings(section: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Settings that name a model's folder: trainer `model`, engine `model_path`, judge `model.directory`.
-
-    Remote addresses are not folders.
-    """
-    for key in ("model", "model_path", "model_directory"):
-        value = values.get(key)
-        if isinstance(value, Mapping):
-            key, value = f"{key}.directory", cast("Mapping[str, Any]", value).get("directory")
-        if isinstance(value, str) and "://" not in value:
-            yield f"{section}.{key}", value
+def check_settings(preflight: Preflight) -> list[Finding]:
+    """What `clawstream up` would refuse: wrong values, missing model folders, ports that are taken."""
+    if not preflight.problems:
+        names = ", ".join(preflight.processes) or "no service"
+        return [Finding("settings", Verdict.OK, f"of {names}: values, model folders and ports")]
+    return [
+        Finding("settings", Verdict.MISSING, each, "correct it: `clawstream up` starts nothing before")
+        for each in preflight.problems
+    ]

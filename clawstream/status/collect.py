@@ -8,6 +8,7 @@ from clawstream.clock import Clock
 from clawstream.errors import BusError, DecodeError
 from clawstream.status.log_reading import read_log
 from clawstream.status.snapshot import MetricSample, Snapshot
+from clawstream.supervisor.leftovers import is_alive
 from clawstream.supervisor.report import ProcessReport, read_report, running_supervisor
 from clawstream.supervisor.settings import SystemSettings
 
@@ -20,8 +21,9 @@ def take_snapshot(settings: SystemSettings, bus: Bus, clock: Clock) -> Snapshot:
     report = read_report(settings.supervisor_directory)
     samples: list[MetricSample] = []
     silent: list[str] = []
-    for process in report.processes if report and supervisor else []:
-        if process.metrics_url is None or process.pid is None:
+    alive = [process for process in (report.processes if report else []) if is_alive(process)]
+    for process in alive:
+        if process.metrics_url is None:
             continue
         found = scrape(process)
         if found is None:
@@ -42,6 +44,7 @@ def take_snapshot(settings: SystemSettings, bus: Bus, clock: Clock) -> Snapshot:
         log_problem=problem,
         metrics=samples,
         silent=silent,
+        alive=[process.name for process in alive],
     )
 
 

@@ -132,7 +132,9 @@ def _learned(log: LogSnapshot, notes: tuple[str, ...]) -> Diagnosis:
 
 def _process_troubles(snapshot: Snapshot) -> tuple[str, ...]:
     if snapshot.report is None or snapshot.supervisor_pid is None:
-        return ()
+        return tuple(
+            f"{process.name} is gone: it ended after its supervisor was killed" for process in snapshot.vanished
+        )
     return tuple(
         f"{process.name} is {process.state}: {process.detail or process.last_exit}"
         for process in snapshot.report.processes
@@ -142,13 +144,18 @@ def _process_troubles(snapshot: Snapshot) -> tuple[str, ...]:
 
 def _notes(snapshot: Snapshot) -> tuple[str, ...]:
     notes: list[str] = []
-    if snapshot.report is not None and snapshot.supervisor_pid is None:
+    if snapshot.orphans or snapshot.vanished:
+        notes.append(_killed_supervisor(snapshot))
+    elif snapshot.report is not None and snapshot.supervisor_pid is None:
         notes.append("no supervisor runs here: what follows is what the log says; start with `clawstream up`")
     if snapshot.silent:
         notes.append(f"no metrics from {', '.join(snapshot.silent)}")
     unrecorded = snapshot.total("clawstream_turns_unrecorded_total")
     if unrecorded:
         notes.append(f"{unrecorded:.0f} turns were served and not recorded: the outbox was full")
+    dropped = snapshot.total("clawstream_outbox_entries_dropped_total")
+    if dropped:
+        notes.append(f"{dropped:.0f} turns or next states were dropped: the log takes no record that large")
     dead = snapshot.total("clawstream_dead_letters_total")
     if dead:
         notes.append(f"{dead:.0f} records went to a dead-letter topic")
@@ -168,6 +175,16 @@ def _notes(snapshot: Snapshot) -> tuple[str, ...]:
         if engine.error:
             notes.append(f"engine {engine.engine}: {engine.error}")
     return tuple(notes)
+
+
+def _killed_supervisor(snapshot: Snapshot) -> str:
+    told = ["the supervisor was killed"]
+    if snapshot.orphans:
+        running = ", ".join(f"{process.name} (pid {process.pid})" for process in snapshot.orphans)
+        told.append(f"{running} still run, and nobody starts them again when they end")
+    if snapshot.vanished:
+        told.append(f"{', '.join(process.name for process in snapshot.vanished)} ended since")
+    return f"{'; '.join(told)}: `clawstream up` ends what is left and starts everything, `clawstream down` ends it"
 
 
 def _guard_notes(log: LogSnapshot) -> list[str]:

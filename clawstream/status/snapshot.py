@@ -2,7 +2,7 @@
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from clawstream.supervisor.report import SupervisorReport
+from clawstream.supervisor.report import ProcessReport, SupervisorReport
 from schemas.events.weights import EngineState
 
 
@@ -131,6 +131,23 @@ class Snapshot(Part):
     """Of all processes that answered."""
     silent: list[str] = Field(default=[])
     """Running processes whose metrics could not be read."""
+    alive: list[str] = Field(default=[])
+    """Processes of the report that run now, by pid and creation time. Without a supervisor they are orphans."""
+
+    @property
+    def orphans(self) -> list[ProcessReport]:
+        """Processes that a killed supervisor left running."""
+        return [process for process in self._left_by_a_killed_supervisor() if process.name in self.alive]
+
+    @property
+    def vanished(self) -> list[ProcessReport]:
+        """Processes that the last report says to run, and that ended after their supervisor was killed."""
+        return [process for process in self._left_by_a_killed_supervisor() if process.name not in self.alive]
+
+    def _left_by_a_killed_supervisor(self) -> list[ProcessReport]:
+        if self.report is None or self.supervisor_pid is not None:
+            return []
+        return [process for process in self.report.processes if process.identity is not None]
 
     def total(self, name: str, **labels: str) -> float | None:
         """Sum of a metric over processes and all labels that are not given; None when nobody has it."""

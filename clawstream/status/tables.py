@@ -35,11 +35,15 @@ def _processes(snapshot: Snapshot) -> Table:
     table = Table(
         "process", "state", "for", "pid", "starts", "detail", box=None, title="Processes", title_justify="left"
     )
+    orphans = {process.name for process in snapshot.orphans}
+    vanished = {process.name for process in snapshot.vanished}
     for process in snapshot.report.processes if snapshot.report else []:
-        running = snapshot.supervisor_pid is not None
+        state = process.state.value if snapshot.supervisor_pid is not None else f"({process.state.value})"
+        if process.name in orphans | vanished:
+            state = "orphan" if process.name in orphans else "gone"
         table.add_row(
             process.name,
-            process.state.value if running else f"({process.state.value})",
+            state,
             _duration((snapshot.taken_at - process.since).total_seconds()),
             str(process.pid or ""),
             str(process.starts),

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from clawstream.errors import SupervisorError
 from clawstream.process_identity import ProcessIdentity
+from clawstream.supervisor.leftovers import end_leftovers, leftovers
+from clawstream.supervisor.lock import SupervisorLock
 from clawstream.supervisor.log_files import tail
 from clawstream.supervisor.report import (
     OVER,
@@ -85,14 +87,14 @@ def wait_until_ready(
 
 
 def stop(settings: SystemSettings, *, at_once: bool, timeout_seconds: float, progress: Progress) -> bool:
-    """Stops the supervisor and everything it runs. Returns whether there was one.
+    """Stops the supervisor and everything it runs, or what a killed one left. Returns whether there was anything.
 
     Raises SupervisorError when it does not end in time.
     """
     directory = settings.supervisor_directory
     supervisor = running_supervisor(directory)
     if supervisor is None:
-        return False
+        return _end_leftovers(directory)
     supervisor.signal(signal.SIGTERM)
     deadline = time.monotonic() + timeout_seconds
     last: SupervisorReport | None = None
@@ -113,3 +115,13 @@ def stop(settings: SystemSettings, *, at_once: bool, timeout_seconds: float, pro
                 "`clawstream down --now` ends it at once"
             )
     return True
+
+
+def _end_leftovers(directory: Path) -> bool:
+    if not leftovers(directory):
+        return False
+    lock = SupervisorLock(directory)
+    try:
+        return bool(end_leftovers(directory))
+    finally:
+        lock.release()

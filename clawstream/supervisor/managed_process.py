@@ -17,6 +17,7 @@ from clawstream.process_identity import ProcessIdentity
 from clawstream.settings import EXIT_CODE_WRONG_SETTINGS
 from clawstream.supervisor.launch import Launch
 from clawstream.supervisor.log_files import LogFollower, tail
+from clawstream.supervisor.memory_kills import kill_hint, memory_kills
 from clawstream.supervisor.readiness import ReadinessProbe
 from clawstream.supervisor.report import OVER, RUNNING, TRANSITIONS, ProcessReport, ProcessState
 from clawstream.supervisor.restarts import RestartHistory
@@ -24,6 +25,8 @@ from clawstream.supervisor.settings import ProcessSpecification, RestartSettings
 
 _STARTING_PROBE_SECONDS = 0.2
 _READY_PROBE_SECONDS = 5.0
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+"""Return codes after a SIGKILL: of the process itself, or of what a shell had started."""
 
 
 class ManagedProcess:
@@ -52,6 +55,7 @@ class ManagedProcess:
         self._since = clock.now()
         self._detail = ""
         self._starts = 0
+        self._memory_kills: int | None = None
         self._last_exit = ""
         self._launch: Launch | None = None
         self._child: subprocess.Popen[bytes] | None = None
@@ -91,6 +95,7 @@ class ManagedProcess:
         launch = self._plan()
         self._launch = launch
         self._starts += 1
+        self._memory_kills = memory_kills()
         self._started_seconds = self._clock.monotonic_seconds()
         self._deadline_seconds = self._started_seconds + self.specification.ready_timeout_seconds
         self._next_probe_seconds = self._started_seconds
@@ -220,6 +225,8 @@ class ManagedProcess:
             how = f"ended with exit code {return_code}"
         else:
             how = f"was ended by signal {-return_code} ({signal.Signals(-return_code).name})"
+        if return_code in _KILLED and self.state is not ProcessState.STOPPING:
+            how += f" ({kill_hint(self._memory_kills, memory_kills())})"
         self._last_exit = f"{how} at {self._clock.now():%Y-%m-%d %H:%M:%S} UTC"
         if self.state is ProcessState.STOPPING:
             self._move(ProcessState.STOPPED)

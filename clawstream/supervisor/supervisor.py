@@ -3,7 +3,6 @@
 It is one thread with a short tick. Only readiness probes, which wait for others, run elsewhere.
 """
 
-import fcntl
 import os
 import signal
 import sys
@@ -11,58 +10,30 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, Self
 
 from clawstream.clock import Clock
 from clawstream.errors import SupervisorError
 from clawstream.log import Logger
-from clawstream.process_identity import ProcessIdentity, free_port, is_port_free, write_pid_file
+from clawstream.process_identity import free_port, is_port_free
 from clawstream.settings import read_settings_file
 from clawstream.supervisor.launch import Launch, plan_launch
+from clawstream.supervisor.leftovers import end_leftovers
+from clawstream.supervisor.lock import SupervisorLock
 from clawstream.supervisor.log_files import rotate
 from clawstream.supervisor.managed_process import ManagedProcess
 from clawstream.supervisor.report import (
-    PID_NAME,
     SATISFIED,
     ProcessState,
     SupervisorReport,
-    read_report,
-    running_supervisor,
     write_report,
 )
 from clawstream.supervisor.settings import ProcessSpecification, SystemSettings, dependencies
 
 _TICK_SECONDS = 0.05
 _ROTATION_SECONDS = 2.0
-_LEFTOVER_GRACE_SECONDS = 10.0
 _REFUSED_SECONDS = 2.0
 """How long after a refusal the report is tried again."""
-
-
-class SupervisorLock:
-    """At most one supervisor per data directory. The kernel releases the lock however the holder ends."""
-
-    def __init__(self, directory: Path) -> None:
-        """Raises SupervisorError naming the holder's pid and the directory."""
-        directory.mkdir(parents=True, exist_ok=True)
-        self._pid_file = directory / PID_NAME
-        self._file: TextIO = (directory / "supervisor.lock").open("w")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self._file.close()
-            holder = running_supervisor(directory)
-            who = f"pid {holder.pid}" if holder else "another process"
-            raise SupervisorError(
-                f"{directory} is in use by a supervisor ({who}); stop it with `clawstream down`, or use another "
-                "data_directory"
-            ) from error
-        write_pid_file(self._pid_file, ProcessIdentity.of(os.getpid()))
-
-    def release(self) -> None:
-        """Gives the directory back."""
-        self._pid_file.unlink(missing_ok=True)
-        self._file.close()
 
 
 class Supervisor:
@@ -88,7 +59,10 @@ class Supervisor:
         self._document: Mapping[str, Any] = read_settings_file(config_file)
         self._lock = SupervisorLock(settings.supervisor_directory)
         settings.log_directory.mkdir(parents=True, exist_ok=True)
-        self._end_leftovers()
+        # Two processes of a name must never run.
+        left = end_leftovers(settings.supervisor_directory)
+        if left:
+            logger.warning("ended the processes of a supervisor that was killed", names=left)
         self._started_at = clock.now()
         self._stop = threading.Event()
         self._stop_at_once = threading.Event()
@@ -232,12 +206,3 @@ class Supervisor:
     def _disk_refused(self, error: OSError) -> None:
         """A full disk must not end the supervisor, whose end is the end of all: what it writes can wait."""
         self._logger.error("the disk refuses what the supervisor writes; trying again", error=str(error))
-
-    def _end_leftovers(self) -> None:
-        """A supervisor killed with -9 leaves its processes running; two of a name must never run."""
-        report = read_report(self._settings.supervisor_directory)
-        for process in reversed(report.processes if report else []):
-            identity = process.identity
-            if identity is not None and identity.is_alive():
-                self._logger.warning("ending a process of a supervisor that was killed", name=process.name)
-                identity.terminate(_LEFTOVER_GRACE_SECONDS)

@@ -12,7 +12,7 @@ import typer
 import uvicorn
 
 from clawstream.clock import SystemClock
-from clawstream.errors import ClawstreamError, SettingsError
+from clawstream.errors import ClawstreamError, SettingsError, WeightsError
 from clawstream.log import configure_logging
 from clawstream.settings import EXIT_CODE_WRONG_SETTINGS, load_settings
 from services.engine.app import create_app
@@ -70,7 +70,10 @@ def ignore_signal(_number: int, _frame: FrameType | None) -> None:
 
 
 def serve(settings: EngineSettings) -> None:
-    """Serve until SIGTERM or SIGINT. Exits with 1 when computing failed."""
+    """Serve until SIGTERM or SIGINT. Exits with 1 when computing failed.
+
+    Raises SettingsError when the model cannot be served.
+    """
     log = configure_logging(settings.log, process=settings.name)
     torch.set_num_threads(settings.threads)
     failed = False
@@ -80,7 +83,10 @@ def serve(settings: EngineSettings) -> None:
         failed = True
         server.should_exit = True
 
-    engine = Engine(settings, log=log, on_failure=stop_server)
+    try:
+        engine = Engine(settings, log=log, on_failure=stop_server)
+    except WeightsError as error:  # What is on disk stays as it is: another start would not help.
+        raise SettingsError(f"engine.model_path: {error}") from error
     config = uvicorn.Config(
         create_app(engine, settings, SystemClock()),
         host=settings.host,

@@ -1,21 +1,27 @@
 """Settings of one engine process."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
-from clawstream.settings import ConfigPath, LogSettings, Section
+from clawstream.errors import WeightsError
+from clawstream.memory_need import MemoryNeed, model_size
+from clawstream.settings import LogSettings, ModelDirectory, ProcessSettings
+from services.engine.architecture import read_architecture
+
+_TORCH_BYTES = 450 * 1024**2
 
 
-class EngineSettings(Section):
+class EngineSettings(ProcessSettings):
     """The section `[engine]`, or another one that `--section` names: several engines may run side by side."""
 
     name: str = Field(default="engine", pattern=r"^[a-z][a-z0-9-]*$")
     """Name of this process in logs."""
     log: LogSettings = LogSettings()
     """Logging."""
-    model_path: ConfigPath = Path("models/smollm2")
+    model_path: ModelDirectory = Path("models/smollm2")
     """A Hugging Face directory: config.json, safetensors, tokenizer.json. Llama, Qwen2 or Qwen3."""
     served_model_name: str | None = None
     """Id in /v1/models; the model path when absent."""
@@ -41,3 +47,26 @@ class EngineSettings(Section):
     """What the weights at start are called."""
     seed: int = 0
     """Of the random numbers of requests that bring no seed of their own."""
+
+    def problems(self, environment: Mapping[str, str]) -> list[str]:
+        """Also a model of another architecture than those that this engine computes."""
+        found = super().problems(environment)
+        if found:
+            return found
+        try:
+            read_architecture(self.model_path)
+        except WeightsError as error:
+            return [f"model_path: {error}"]
+        return []
+
+    def memory_need(self) -> MemoryNeed:
+        """Weights; while they change, the next ones beside them; keys and values once every slot is full."""
+        size = model_size(self.model_path)
+        if size is None:
+            return MemoryNeed(_TORCH_BYTES)
+        number_bytes = 4 if self.dtype == "float32" else 2
+        cached = self.max_slots * self.max_context_tokens * size.layers * 2 * size.key_value_width
+        return MemoryNeed(
+            fixed_bytes=_TORCH_BYTES + size.parameters * number_bytes,
+            working_bytes=(size.parameters + cached) * number_bytes,
+        )

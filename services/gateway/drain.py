@@ -22,6 +22,7 @@ from clawstream.metrics import Metrics
 from services.gateway.batch_writer import BatchWriter, PreparedBatch, UnknownPlace, made_record
 from services.gateway.index_follower import IndexFollower
 from services.gateway.outbox import Outbox, OutboxEntry
+from services.gateway.outbox_entries import TurnEntry, decode_entry
 from services.gateway.outbox_position import read_position
 from services.gateway.turn_index import TurnIndex
 
@@ -225,9 +226,18 @@ class OutboxDrain:
         for entry in self._outbox.read(self._position, max_entries=_MAX_ENTRIES, max_bytes=_MAX_BATCH_BYTES):
             if entry.sequence not in self._oversized and made_record(entry, error.record):
                 self._oversized.add(entry.sequence)
+                self._forget(entry)
                 self._logger.error("an outbox entry is dropped", sequence=entry.sequence, error=str(error))
                 return
         raise OutboxError(f"the log refuses a record that no outbox entry made: {error}") from error
+
+    def _forget(self, entry: OutboxEntry) -> None:
+        """Nobody will ever read a dropped turn back from the log: the index would hold it for good."""
+        decoded = decode_entry(entry.payload, where=f"outbox entry {entry.sequence}")
+        is_turn = isinstance(decoded, TurnEntry)
+        if isinstance(decoded, TurnEntry):
+            self._index.discard(decoded.known.turn_id)
+        self._metrics.increment("outbox_entries_dropped_total", kind="turn" if is_turn else "next_state")
 
     def _moved_to(self, position: int) -> None:
         with self._drained:

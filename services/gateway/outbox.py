@@ -251,16 +251,33 @@ class Outbox:
     # ---- the writer thread
 
     def _write_loop(self) -> None:
-        while True:
-            with self._state:
-                self._state.wait_for(lambda: self._waiting or self._closing)
-                group, self._waiting = self._waiting, []
-            if not group:
-                return
-            try:
-                self._write_group(group)
-            except OSError as error:
-                self._undo(group, error)
+        group: list[_Waiting] = []
+        try:
+            while group := self._next_group():
+                try:
+                    self._write_group(group)
+                except OSError as error:
+                    self._undo(group, error)
+        except Exception as error:  # The thread's boundary: who waits is told, and `failure` ends the process.
+            self._break(group, f"writing failed: {type(error).__name__}: {error}")
+
+    def _next_group(self) -> list[_Waiting]:
+        """Everything that waits; nothing when the outbox is closed."""
+        with self._state:
+            self._state.wait_for(lambda: self._waiting or self._closing)
+            group, self._waiting = self._waiting, []
+        return group
+
+    def _break(self, group: Sequence[_Waiting], reason: str) -> None:
+        """Nothing is accepted any more. What is half on the disk is told by its checksum at the next start."""
+        with self._state:
+            self._broken = reason
+            left, self._waiting = self._waiting, []
+            self._waiting_bytes = self._waiting_entries = 0
+            self._state.notify_all()
+        for waiting in (*group, *left):
+            if not waiting.future.done():
+                waiting.future.set_exception(OutboxError(f"outbox {self._directory}: {reason}"))
 
     def _write_group(self, group: Sequence[_Waiting]) -> None:
         segment = self._segments[-1]

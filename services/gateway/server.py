@@ -16,7 +16,7 @@ from clawstream.bus.interface import Bus
 from clawstream.clock import SystemClock
 from clawstream.crash_points import CrashPoint
 from clawstream.engine.client import HttpEngineClient
-from clawstream.errors import SettingsError
+from clawstream.errors import ContractError, SettingsError
 from clawstream.log import Logger
 from clawstream.metrics import Metrics
 from clawstream.operations_server import OperationsServer
@@ -50,7 +50,8 @@ class _Server(uvicorn.Server):
 async def serve(settings: GatewaySettings, bus: Bus, logger: Logger, crash: CrashPoint | None = None) -> int:
     """Serves until SIGTERM, SIGINT or a failure that only a new process can mend. Returns the exit code.
 
-    Raises SettingsError, ContractError (the model directory) and OSError (a port is taken) at start.
+    Raises SettingsError (also for a model directory without a tokenizer that fits) and OSError (a port is taken) at
+    start.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
     stop = asyncio.Event()
@@ -62,7 +63,10 @@ async def serve(settings: GatewaySettings, bus: Bus, logger: Logger, crash: Cras
         stop.set()
 
     clock, metrics = SystemClock(), Metrics()
-    renderer = load_renderer(settings.model_path, settings.renderer)
+    try:
+        renderer = load_renderer(settings.model_path, settings.renderer)
+    except ContractError as error:  # What is on disk stays as it is: another start would not help.
+        raise SettingsError(f"gateway.model_path: {error}") from error
     initial_limit = settings.max_context_tokens or renderer.max_position_embeddings
     if initial_limit is None:
         raise SettingsError(f"{settings.model_path} does not say its context length; set gateway.max_context_tokens")

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from clawstream.engine.client import EngineTimeouts
-from clawstream.settings import ConfigPath, Section, ServiceSettings
+from clawstream.settings import ModelDirectory, Section, ServiceSettings
 from services.gateway.conversation_settings import ConversationSettings
 from services.gateway.gate.settings import EngineList, GateSettings
 from services.gateway.request_headers import SESSION_HINT_HEADERS
@@ -44,7 +44,7 @@ class GatewaySettings(ServiceSettings):
     api_keys: dict[str, list[KeyHash]] = Field(default={})
     """For each principal the sha256 hashes (hexadecimal) of its keys: `printf %s "$KEY" | sha256sum`. Keys themselves
     are kept nowhere. Empty: no key is asked for, and everyone is the principal `local`."""
-    model_path: ConfigPath
+    model_path: ModelDirectory
     """The policy's Hugging Face directory. Only its tokenizer, chat template and configuration are read."""
     model_name: str | None = None
     """Id in /v1/models; the policy's name when absent. Requests for another model are answered 404."""

@@ -5,21 +5,44 @@ by the outbox, until the follower has read it back.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
 
 from schemas.events.base import RecordReference
 from services.gateway.known_turn import KnownTurn
 from services.gateway.turn_index_store import TurnIndexStore
 
 
+class _By(StrEnum):
+    """What pending turns are looked up by."""
+
+    ANSWER = "answer"
+    SESSION = "session"
+    HINT = "hint"
+    PARENT = "parent"
+    ROLLOUT = "rollout"
+
+
+def _keys(turn: KnownTurn) -> Iterator[tuple[_By, str]]:
+    yield _By.ANSWER, turn.answer_key
+    yield _By.SESSION, turn.session_id
+    if turn.session_hint is not None:
+        yield _By.HINT, turn.session_hint
+    if turn.parent_turn_id is not None:
+        yield _By.PARENT, turn.parent_turn_id
+    if turn.rollout is not None:
+        yield _By.ROLLOUT, turn.rollout.rollout_id
+
+
 class TurnIndex:
-    """Thread-safe."""
+    """Thread-safe. No look-up takes longer the more turns wait for the log: after an outage there may be many."""
 
     def __init__(self, store: TurnIndexStore) -> None:
         self._store = store
         self._lock = threading.Lock()
         self._pending: dict[str, KnownTurn] = {}
-        self._by_answer: dict[str, list[str]] = {}
+        self._by_key: dict[tuple[_By, str], dict[str, None]] = {}
+        """Turn ids, in the order in which they came."""
         self._by_response: dict[str, str] = {}
 
     def add(self, turn: KnownTurn) -> None:
@@ -28,7 +51,8 @@ class TurnIndex:
             if turn.turn_id in self._pending:
                 return
             self._pending[turn.turn_id] = turn
-            self._by_answer.setdefault(turn.answer_key, []).append(turn.turn_id)
+            for key in _keys(turn):
+                self._by_key.setdefault(key, {})[turn.turn_id] = None
             self._by_response[turn.response_id] = turn.turn_id
 
     def placed(self, turn_id: str, turn_ref: RecordReference) -> None:
@@ -72,20 +96,15 @@ class TurnIndex:
 
     def by_rollout(self, principal: str, rollout_id: str) -> list[KnownTurn]:
         """The principal's turns of a rollout, in no order."""
-
-        def matches(turn: KnownTurn) -> bool:
-            return turn.principal == principal and turn.rollout is not None and turn.rollout.rollout_id == rollout_id
-
         # Pending before stored: a turn that the follower reads back meanwhile is found in one of them.
-        pending = self.pending_where(matches)
+        pending = [turn for turn in self._pending_by(_By.ROLLOUT, rollout_id) if turn.principal == principal]
         found = {turn.turn_id: turn for turn in self._store.by_rollout(principal, rollout_id)}
         return list({**found, **{turn.turn_id: turn for turn in pending}}.values())
 
     def has_child(self, turn_id: str) -> bool:
         """Whether a main turn followed this one, here or at another gateway."""
-        with self._lock:
-            if any(turn.parent_turn_id == turn_id and turn.is_main for turn in self._pending.values()):
-                return True
+        if any(turn.is_main for turn in self._pending_by(_By.PARENT, turn_id)):
+            return True
         return any(turn.is_main for turn in self._store.children_of(turn_id))
 
     def for_principal(self, principal: str, session_id: str | None) -> "PrincipalLookup":
@@ -94,23 +113,33 @@ class TurnIndex:
 
     def pending_by_answer(self, answer_key: str) -> list[KnownTurn]:
         """Own turns with an answer that are not in the store yet."""
-        with self._lock:
-            return [self._pending[turn_id] for turn_id in self._by_answer.get(answer_key, ())]
+        return self._pending_by(_By.ANSWER, answer_key)
 
-    def pending_where(self, matches: Callable[[KnownTurn], bool]) -> list[KnownTurn]:
-        """Own turns that are not in the store yet and match."""
+    def pending_by_session(self, session_id: str) -> list[KnownTurn]:
+        """Own turns of a session that are not in the store yet."""
+        return self._pending_by(_By.SESSION, session_id)
+
+    def pending_by_hint(self, hint_key: str) -> list[KnownTurn]:
+        """Own turns with a session hint that are not in the store yet."""
+        return self._pending_by(_By.HINT, hint_key)
+
+    def pending_children_of(self, turn_id: str) -> list[KnownTurn]:
+        """Own turns that followed a turn and are not in the store yet."""
+        return self._pending_by(_By.PARENT, turn_id)
+
+    def _pending_by(self, by: _By, value: str) -> list[KnownTurn]:
         with self._lock:
-            return [turn for turn in self._pending.values() if matches(turn)]
+            return [self._pending[turn_id] for turn_id in self._by_key.get((by, value), ())]
 
     def _drop(self, turn_id: str) -> None:
         turn = self._pending.pop(turn_id, None)
         if turn is None:
             return
-        remaining = [other for other in self._by_answer[turn.answer_key] if other != turn_id]
-        if remaining:
-            self._by_answer[turn.answer_key] = remaining
-        else:
-            del self._by_answer[turn.answer_key]
+        for key in _keys(turn):
+            turn_ids = self._by_key[key]
+            del turn_ids[turn_id]
+            if not turn_ids:
+                del self._by_key[key]
         if self._by_response.get(turn.response_id) == turn_id:
             del self._by_response[turn.response_id]
 
@@ -130,15 +159,15 @@ class PrincipalLookup:
         )
 
     def by_session(self, session_id: str) -> Sequence[KnownTurn]:
-        pending = self._index.pending_where(lambda turn: turn.session_id == session_id)
+        pending = self._index.pending_by_session(session_id)
         return self._merged(pending, self._store.by_session(self._principal, session_id))
 
     def by_hint(self, hint_key: str) -> Sequence[KnownTurn]:
-        pending = self._index.pending_where(lambda turn: turn.session_hint == hint_key)
+        pending = self._index.pending_by_hint(hint_key)
         return self._merged(pending, self._store.by_hint(hint_key))
 
     def children_of(self, turn_id: str) -> Sequence[KnownTurn]:
-        pending = self._index.pending_where(lambda turn: turn.parent_turn_id == turn_id)
+        pending = self._index.pending_children_of(turn_id)
         return self._merged(pending, self._store.children_of(turn_id))
 
     def _merged(self, pending: Sequence[KnownTurn], stored: Sequence[KnownTurn]) -> list[KnownTurn]:

@@ -132,7 +132,11 @@ class LedgerWriter:
             try:
                 self._producer.flush(self._flush_timeout_seconds)
             except RecordRejected as error:
-                refused[next(entry for entry in entries if entry.record is error.record)] = error
+                at_fault = [entry for entry in entries if entry.record is error.record]
+                if not at_fault:
+                    # Of an earlier batch. Who is to blame for this one is not known: a new producer tells.
+                    raise BrokerUnavailable(f"a record that nobody waits for was refused: {error}") from error
+                refused[at_fault[0]] = error
         except BusError as error:
             # Even what is fatal for a producer is an outage here: the next one is a new one.
             self._drop_producer()

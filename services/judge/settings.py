@@ -6,9 +6,10 @@ from pathlib import Path
 from pydantic import Field, SecretStr, model_validator
 
 from clawstream.errors import SettingsError
-from clawstream.settings import ConfigPath, Section, ServiceSettings
+from clawstream.settings import ConfigPath, ModelDirectory, Section, ServiceSettings
 from clawstream.worker.settings import WorkerSettings
 from schemas.judge_spec import JudgeSpec
+from services.judge.specs import DEFAULT_PROMPTS, completed
 
 
 class JudgeModelSettings(Section):
@@ -17,7 +18,7 @@ class JudgeModelSettings(Section):
     urls: list[str] = Field(default=[])
     """`sglang`, `likelihood`: base URLs of engines that serve the judge model; calls take turns and fail over.
     `openai`: one base URL, with its `/v1`."""
-    directory: ConfigPath | None = None
+    directory: ModelDirectory | None = None
     """`sglang`, `likelihood`: folder with the judge model's tokenizer."""
     api_key_environment: str = ""
     """`openai`: name of the environment variable that holds the API key; empty for none."""
@@ -35,6 +36,17 @@ class JudgeModelSettings(Section):
     """Calls in flight in this process."""
     max_timeouts: int = Field(default=3, ge=1)
     """So often may all votes of an input time out; then they abstain, so that one input cannot hold its partition."""
+
+    def lacks_for(self, backend: str) -> list[str]:
+        """What this backend of a spec needs and is not configured, each as `field: what`."""
+        problems: list[str] = []
+        if backend in DEFAULT_PROMPTS and not self.urls:
+            problems.append(f"model.urls: backend {backend!r} needs at least one")
+        if backend == "openai" and len(self.urls) > 1:
+            problems.append(f"model.urls: backend {backend!r} needs 1, has {len(self.urls)}")
+        if backend in ("likelihood", "sglang") and self.directory is None:
+            problems.append(f"model.directory: backend {backend!r} needs the model's tokenizer folder")
+        return problems
 
     def api_key(self, environment: Mapping[str, str]) -> SecretStr | None:
         """The key, or None when none is configured. Raises SettingsError when it is configured and missing."""
@@ -61,6 +73,19 @@ class JudgeSettings(ServiceSettings):
     does not count: a slow model with a backlog makes scores late, not failed."""
     ledger_flush_timeout_seconds: float = Field(default=30.0, gt=0)
     """How long a ledger entry may take to reach the log before its input is put off."""
+
+    def problems(self, environment: Mapping[str, str]) -> list[str]:
+        """Also what the spec needs: its prompts, an API key, addresses, a tokenizer's folder."""
+        found = super().problems(environment)
+        try:
+            self.model.api_key(environment)
+        except SettingsError as error:
+            found.append(str(error).removeprefix("judge."))
+        try:
+            completed(self.spec)
+        except SettingsError as error:
+            found.append(f"spec: {error}")
+        return found + self.model.lacks_for(self.spec.backend)
 
     @model_validator(mode="after")
     def _deadline_is_longer_than_the_calls(self) -> "JudgeSettings":

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from clawstream.settings import ConfigPath, Section, ServiceSettings
+from clawstream.settings import ModelDirectory, Section, ServiceSettings
 from clawstream.worker.settings import WorkerSettings
 
 
@@ -54,7 +54,7 @@ class TeacherModelSettings(Section):
     the model is to compute the log-probs."""
     urls: list[str] = Field(default=[])
     """Base URLs of engines that serve the teacher; calls take turns and fail over."""
-    directory: ConfigPath | None = None
+    directory: ModelDirectory | None = None
     """Folder with the teacher's tokenizer, when it is another model than the policy: it must share its vocabulary."""
     name: str = ""
     """Name and revision of the teacher, for the samples."""
@@ -80,7 +80,7 @@ class TeacherSettings(ServiceSettings):
 
     mode: Mode = Mode.BINARY
     """Which components samples have."""
-    model_path: ConfigPath | None = None
+    model_path: ModelDirectory | None = None
     """Folder of the policy's model: its tokenizer renders hinted prompts as the gateway renders prompts. Needed unless
     the mode is binary."""
     renderer: str = "auto"

@@ -3,6 +3,7 @@
 Log-probs are always at temperature 1. Nothing is padded or shifted: the engine client compares every echoed id.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -10,7 +11,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from clawstream.blobs import resolve
+from clawstream.blobs import inlined, resolve
 from clawstream.engine.interface import ScoredTokens
 from clawstream.engine.pool import EnginePool
 from clawstream.errors import ContractError, EngineRejected, EngineUnavailable
@@ -54,6 +55,21 @@ class HintedPrompt:
     hint: Hint
     prompt_ids: list[int]
     """[hinted_prompt_tokens]"""
+
+
+async def _with_arrays(turn: TurnEvent) -> TurnEvent:
+    """The turn with its ids inside it, read on a thread: a store may take its time.
+
+    Raises BlobError when they are gone, BlobUnavailable while their store does not answer.
+    """
+    if turn.prompt_ids.blob is None and turn.response_ids.blob is None:
+        return turn
+
+    def read() -> TurnEvent:
+        ids = {"prompt_ids": inlined(turn.prompt_ids), "response_ids": inlined(turn.response_ids)}
+        return turn.model_copy(update=ids)
+
+    return await asyncio.to_thread(read)
 
 
 class HintedPrompts:
@@ -109,6 +125,7 @@ class TrainerSignals:
 
     async def make(self, turn: TurnEvent, hints: Sequence[Hint]) -> Signal:
         """See `SignalMaker`. Asks no engine."""
+        turn = await _with_arrays(turn)
         prompts = self._prompts.of(turn, hints, turn.response_ids.element_count)
         if isinstance(prompts, NoSignal):
             return prompts
@@ -157,6 +174,7 @@ class EngineSignals:
 
     async def make(self, turn: TurnEvent, hints: Sequence[Hint]) -> Signal:
         """See `SignalMaker`."""
+        turn = await _with_arrays(turn)
         response_ids: list[int] = resolve(turn.response_ids).tolist()
         prompts = self._prompts.of(turn, hints, len(response_ids))
         if isinstance(prompts, NoSignal):

@@ -8,7 +8,7 @@ from typing import Final
 
 from clawstream.engine.interface import EngineClient
 from clawstream.engine.pool import EnginePool
-from clawstream.errors import EngineTimeout, EngineUnavailable, SettingsError
+from clawstream.errors import ContractError, EngineTimeout, EngineUnavailable, SettingsError
 from clawstream.log import Logger
 from clawstream.rendering.interface import ChatRenderer
 from services.teacher.probe import probe_teacher, same_vocabulary
@@ -29,20 +29,20 @@ async def start_signals(
     """The settings' teacher; None in binary mode. Waits for its engines, until `stop`.
 
     `make_engine` takes a name, a base URL and the size of the vocabulary; `load_renderer` a model's folder and the
-    name of a renderer. Raises SettingsError for a selection that does not exist, and TeacherUnfit for a teacher that
-    cannot teach this policy.
+    name of a renderer. Raises SettingsError for a selection that does not exist or a folder without a usable tokenizer,
+    and TeacherUnfit for a teacher that cannot teach this policy.
     """
     if settings.mode is Mode.BINARY:
         return None
     if settings.model_path is None:
         raise SettingsError("teacher.model_path is missing")
     model = settings.model
-    renderer = await asyncio.to_thread(load_renderer, settings.model_path, settings.renderer)
+    renderer = await _renderer(load_renderer, "model_path", settings.model_path, settings.renderer)
     prompts = HintedPrompts(renderer, settings.hint, context_tokens=model.context_tokens)
     if model.computed_by == "trainer":
         return TrainerSignals(prompts, settings.hint)
     if model.directory is not None:
-        same_vocabulary(renderer, await asyncio.to_thread(load_renderer, model.directory, "auto"))
+        same_vocabulary(renderer, await _renderer(load_renderer, "model.directory", model.directory, "auto"))
     size = renderer.vocabulary_size
     teacher = EnginePool([make_engine(f"teacher-{number}", url, size) for number, url in enumerate(model.urls)])
     students = [make_engine(f"student-{number}", url, size) for number, url in enumerate(model.student_urls)]
@@ -55,6 +55,13 @@ async def start_signals(
         await signals.close()
         raise
     return signals
+
+
+async def _renderer(load: Callable[[Path, str], ChatRenderer], field: str, directory: Path, name: str) -> ChatRenderer:
+    try:
+        return await asyncio.to_thread(load, directory, name)
+    except ContractError as error:
+        raise SettingsError(f"teacher.{field}: {error}") from error
 
 
 async def _probe(

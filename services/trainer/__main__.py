@@ -16,11 +16,19 @@ import torch
 from clawstream.clock import SystemClock
 from clawstream.crash_points import crash_point, with_bus_crash
 from clawstream.encryption.bus import open_bus
-from clawstream.errors import BusError, ClawstreamError, FatalBusError, Fenced, SettingsError
+from clawstream.errors import (
+    BusError,
+    ClawstreamError,
+    DirectoryInUse,
+    FatalBusError,
+    Fenced,
+    SettingsError,
+    WeightsError,
+)
 from clawstream.log import Logger, configure_logging
 from clawstream.metrics import Metrics
 from clawstream.operations_server import OperationsServer
-from clawstream.settings import load_settings
+from clawstream.settings import EXIT_CODE_WRONG_SETTINGS, load_settings
 from clawstream.weights.manifest import verify
 from services.trainer.assembly import Surroundings, Trainer, trainer_history
 from services.trainer.batch_archive import BatchArchive
@@ -58,14 +66,17 @@ def main() -> int:
             environment=os.environ,
         )
     except SettingsError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
+        sys.stderr.write(f"trainer: {error}\n")
+        return EXIT_CODE_WRONG_SETTINGS
     logger = configure_logging(settings.log, process=settings.name)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
         run(settings, stop, logger)
+    except SettingsError as error:
+        logger.error("the trainer ends: its settings are wrong", error=str(error))
+        return EXIT_CODE_WRONG_SETTINGS
     except ClawstreamError as error:
         logger.error("the trainer ends", error=str(error), kind=type(error).__name__)
         return 1
@@ -73,7 +84,7 @@ def main() -> int:
 
 
 def run(settings: TrainerSettings, stop: threading.Event, logger: Logger) -> None:
-    """Trains until `stop`. Raises ClawstreamError for what a restart may mend."""
+    """Trains until `stop`. Raises SettingsError for what a restart cannot mend, else ClawstreamError."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
     layout = ParallelLayout.start(tensor_parallel_size=settings.tensor_parallel_size, seed=settings.seed)
@@ -111,7 +122,7 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise SettingsError(
+            raise DirectoryInUse(
                 f"another trainer uses {root}; two of them would train the same samples twice: stop one"
             ) from error
         logger.info("starts", operations_port=operations.port, data=str(root))
@@ -122,6 +133,7 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
             root / "checkpoints",
             keep=settings.checkpoints_keep,
             on_rejected=lambda directory, reason: logger.error("a checkpoint is passed over", reason=reason),
+            on_not_removed=lambda error: logger.error("an old checkpoint cannot be removed", error=str(error)),
         )
         weights = WeightStore(settings.weights_directory or settings.data_directory / "weights", settings.policy)
         patience = DiskPatience(stop, logger)
@@ -131,7 +143,14 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
             around,
             policy=policy,
             store=with_store_crash(store, crash),
-            archive=PatientArchive(BatchArchive(root / "batches", keep=settings.batches_keep), patience),
+            archive=PatientArchive(
+                BatchArchive(
+                    root / "batches",
+                    keep=settings.batches_keep,
+                    on_not_removed=lambda error: logger.error("an old batch cannot be removed", error=str(error)),
+                ),
+                patience,
+            ),
         )
         history = _history_when_there_is_a_broker(settings, around)
         if history is None:
@@ -148,10 +167,7 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
             logger.info("resumes", step=progress.step, weight_version=progress.weight_version)
         else:
             start_version, directory = _weights_to_start_from(settings, history, weights, logger)
-            if settings.lora is None:
-                policy.open(directory)
-            else:
-                policy.open(settings.model, adapters=directory if start_version else None)
+            _open(policy, settings, directory, start_version)
             progress = first_progress(
                 history, weights.versions(), lineage=str(uuid.uuid4()), start_version=start_version
             )
@@ -164,6 +180,19 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
             trainer.close()
             operations.close()
     logger.info("ended")
+
+
+def _open(policy: RankedPolicy, settings: TrainerSettings, directory: Path, start_version: int) -> None:
+    """Loads what training starts from. Raises SettingsError when that is a base model that cannot be loaded."""
+    try:
+        if settings.lora is None:
+            policy.open(directory)
+        else:
+            policy.open(settings.model, adapters=directory if start_version else None)
+    except WeightsError as error:
+        if start_version:
+            raise
+        raise SettingsError(f"trainer.model: {error}") from error
 
 
 def _history_when_there_is_a_broker(settings: TrainerSettings, around: Surroundings) -> History | None:

@@ -183,6 +183,9 @@ class Trainer:
             ),
             dead_letter=self._dead_letter,
             now_seconds=now,
+            blob_patience_seconds=settings.blob_patience_seconds,
+            wait=around.stop.wait,
+            logger=around.logger,
         )
         return TrainerLoop(
             LoopSettings(settings.policy, settings.checkpoint_every_steps, settings.trained_retention_days),

@@ -7,7 +7,7 @@ document (`clawstream`) with the sample ids. The same batch always gives the sam
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,18 @@ class BatchArchive:
     ones trained is named by events on the log, so it stays.
     """
 
-    def __init__(self, directory: Path, *, keep: int | None = None) -> None:
-        """`keep` newest batches stay; None keeps all. Raises ValueError when it is below 1."""
+    def __init__(
+        self, directory: Path, *, keep: int | None = None, on_not_removed: Callable[[OSError], None] | None = None
+    ) -> None:
+        """`keep` newest batches stay; None keeps all. Raises ValueError when it is below 1.
+
+        `on_not_removed` is told of an old one that the disk does not let go: the next `write` tries again.
+        """
         if keep is not None and keep < 1:
             raise ValueError(f"keep must be at least 1, not {keep}")
         self._directory = directory
         self._keep = keep
+        self._on_not_removed = on_not_removed
 
     def write(self, lineage: str, step: int, samples: Sequence[TrainingSample]) -> ArchivedBatch:
         """Archives a batch, synced to the disk; the same step of the lineage is replaced. Raises BlobError."""
@@ -61,8 +67,12 @@ class BatchArchive:
         if self._keep is not None:
             # By time: a lineage that begins anew has lower numbers than what it replaces.
             written = self._directory.rglob("step-*.safetensors")
-            for old in sorted(written, key=lambda each: (each.stat().st_mtime_ns, each.name))[: -self._keep]:
-                old.unlink()
+            try:
+                for old in sorted(written, key=lambda each: (each.stat().st_mtime_ns, each.name))[: -self._keep]:
+                    old.unlink()
+            except OSError as error:  # The new one is whole: only space is lost.
+                if self._on_not_removed is not None:
+                    self._on_not_removed(error)
         return ArchivedBatch(path, sha256_of_file(path))
 
 

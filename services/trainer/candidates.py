@@ -79,7 +79,8 @@ def reference(record: Record) -> RecordReference:
 def read_candidate(record: Record, rules: CandidateRules, *, newest_published: int) -> Candidate | DroppedSample:
     """The candidate in a record that is not a tombstone, or why it cannot be one.
 
-    Raises DecodeError (UntrainableSample) for what goes to the dead-letter topic.
+    Raises DecodeError (UntrainableSample) for what goes to the dead-letter topic, and BlobUnavailable for what is to be
+    read again later.
     """
     try:
         event = decode_as(record, SampleEvent)
@@ -147,7 +148,10 @@ _IDS = ("prompt_ids", "response_ids", "teacher.top_ids", "teacher.support_ids")
 
 
 def _arrays(record: Record, event: SampleEvent) -> dict[str, NDArray[Any]]:
-    """Every number array of the sample by its field. Raises UntrainableSample when a blob is missing or damaged."""
+    """Every number array of the sample by its field.
+
+    Raises UntrainableSample when a blob is missing or damaged, BlobUnavailable while its store does not answer.
+    """
     found: dict[str, NumberArray | None] = {
         "prompt_ids": event.prompt_ids,
         "response_ids": event.response_ids,

@@ -75,10 +75,18 @@ class CheckpointStore:
     `save` runs on any one thread at a time: it reads a snapshot, never the model.
     """
 
-    def __init__(self, root: Path, *, keep: int = 2, on_rejected: Callable[[Path, str], None] | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        keep: int = 2,
+        on_rejected: Callable[[Path, str], None] | None = None,
+        on_not_removed: Callable[[OSError], None] | None = None,
+    ) -> None:
         """`keep` newest ones stay (at least 2, so that a torn newest one has a predecessor).
 
-        `on_rejected(directory, reason)` is told of every checkpoint that `latest_good` passes over.
+        `on_rejected(directory, reason)` is told of every checkpoint that `latest_good` passes over, `on_not_removed`
+        of an old one that the disk does not let go: the next `save` tries again.
         Raises ValueError when `keep` is below 2.
         """
         if keep < 2:
@@ -86,6 +94,7 @@ class CheckpointStore:
         self._root = root
         self._keep = keep
         self._on_rejected = on_rejected
+        self._on_not_removed = on_not_removed
 
     def save(self, snapshot: PolicySnapshot, progress: Mapping[str, Any], step: int) -> Path:
         """Writes a checkpoint, then removes those beyond `keep`.
@@ -110,11 +119,15 @@ class CheckpointStore:
                     for name in (*files, _STATE)
                 }
                 write_file(partial / _MANIFEST, orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
-            self._remove_surplus()
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"checkpoint {final} could not be written: {error}; earlier checkpoints are untouched"
             ) from error
+        try:
+            self._remove_surplus()
+        except OSError as error:  # The new one is whole: only space is lost.
+            if self._on_not_removed is not None:
+                self._on_not_removed(error)
         return final
 
     def latest_good(self) -> Checkpoint | None:
@@ -138,7 +151,7 @@ class CheckpointStore:
         by_age = sorted(self._directories(), key=lambda each: (each.stat().st_mtime_ns, each.name))
         for directory in by_age[: -self._keep]:
             remove_directory(directory)
-        for leftover in self._root.glob(f"{PARTIAL_PREFIX}step-*"):  # of a killed process; this one has none open
+        for leftover in self._root.glob(f"{PARTIAL_PREFIX}*step-*"):  # of a killed process; this one has none open
             remove_directory(leftover)
 
 

@@ -66,8 +66,12 @@ class ArtefactRetention:
         serving = {event.engine: event.weight_version for event in alive if event.state != "unreachable"}
         for version in deletable(self._store.versions(), serving, self._keep, in_flight):
             self._announcer.write([self._records.removed(version)], lambda: False)
-            self._store.delete(version)
-            self._logger.info("removed an old version", version=version)
+            try:
+                self._store.delete(version)
+            except OSError as error:  # Only space is lost, and the next sweep tries again.
+                self._logger.error("an old version cannot be removed", version=version, error=str(error))
+            else:
+                self._logger.info("removed an old version", version=version)
 
     def _follow(self) -> None:
         if self._reader is None:

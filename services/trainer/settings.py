@@ -4,12 +4,21 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from clawstream.settings import ConfigPath, Section, ServiceSettings
+from clawstream.memory_need import MemoryNeed, model_size
+from clawstream.settings import ConfigPath, ModelDirectory, Section, ServiceSettings
 from services.trainer.advantages import AdvantageMode
 from services.trainer.algorithms.options import LearningSignal, learning_signal, options_of
 from services.trainer.guards.settings import GuardsSection, contradictions
 from services.trainer.history import MAX_UNANNOUNCED_STEPS
 from services.trainer.learning_rate import LearningRateSchedule
+
+_TORCH_BYTES = 900 * 1024**2
+"""Of a process with torch and Megatron."""
+_ADAPTER_SHARE = 0.02
+"""Of a model's parameters that adapters have, roughly."""
+_ACTIVATIONS_PER_HIDDEN = 20
+"""Numbers that a layer keeps for backward, for each token and hidden dimension (Korthikanti et al. 2022, less what
+attention keeps, which is not stored)."""
 
 
 class LearningRateSection(Section):
@@ -115,7 +124,7 @@ class LoraSection(Section):
 class TrainerSettings(ServiceSettings):
     """One trainer: a process, or the ranks that torchrun starts."""
 
-    model: ConfigPath
+    model: ModelDirectory
     """Directory of the base model in Hugging Face's form: version 0."""
     tokenizer_fingerprint: str = ""
     """Samples of another one are dropped; empty checks only that ids fit the vocabulary."""
@@ -149,6 +158,10 @@ class TrainerSettings(ServiceSettings):
     changes when a batch closes, never a gradient."""
     trained_retention_days: float = Field(default=100.0, gt=0)
     """How long a trained turn's id is remembered. Longer than the retention of `samples`, or a turn could come back."""
+
+    blob_patience_seconds: float = Field(default=3600.0, ge=0)
+    """A sample whose large arrays are in a store that does not answer is waited for, and what comes after it with it.
+    After so long it becomes a dead letter, as one whose arrays are gone does at once."""
 
     updates_per_batch: int = Field(default=1, ge=1)
     """Cuts a batch into so many parts with an update on each. From the second on the ratio differs from 1, and the clip
@@ -211,3 +224,21 @@ class TrainerSettings(ServiceSettings):
         if mistakes:
             raise ValueError("; ".join(f"guards.{mistake}" for mistake in mistakes))
         return self
+
+    def memory_need(self) -> MemoryNeed:
+        """Of one rank that holds the whole model: weights, gradients, the optimizer's state; a micro-batch beside them.
+
+        In fp32 a trained parameter takes 16 bytes (weight, gradient, two moments); in bf16 18, with its main weight.
+        """
+        size = model_size(self.model)
+        if size is None:
+            return MemoryNeed(_TORCH_BYTES)
+        number_bytes = 4 if self.dtype == "float32" else 2
+        trained_bytes = 16 if self.dtype == "float32" else 18
+        if self.lora is None:
+            model_bytes = size.parameters * trained_bytes
+        else:
+            model_bytes = int(size.parameters * (number_bytes + _ADAPTER_SHARE * trained_bytes))
+        kept = size.hidden * (1 if self.recompute_activations else _ACTIVATIONS_PER_HIDDEN) * size.layers
+        token_bytes = kept * number_bytes + size.vocabulary * (4 + number_bytes)
+        return MemoryNeed(_TORCH_BYTES + model_bytes, self.tokens_per_micro_batch * token_bytes)

@@ -69,7 +69,9 @@ class WeightGate:
             metrics=metrics,
             failure_reported=self._failure_reported,
         )
-        self._log = LogView(bus, [self._weights_topic, self._applied_topic], apply=self._apply, logger=logger)
+        self._log = LogView(
+            bus, [self._weights_topic, self._applied_topic], apply=self._apply, on_fatal=on_fatal, logger=logger
+        )
         self._heartbeats = HeartbeatLog(
             bus, self._applied_topic, gateway=gateway, flush_seconds=settings.deadlines.announce_seconds
         )

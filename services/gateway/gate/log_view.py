@@ -16,10 +16,24 @@ _MAX_RECORDS = 500
 class LogView:
     """Delivers every record of single-partition topics, in order, to `apply` in the event loop."""
 
-    def __init__(self, bus: Bus, topics: Sequence[str], *, apply: Callable[[Record], None], logger: Logger) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        topics: Sequence[str],
+        *,
+        apply: Callable[[Record], None],
+        on_fatal: Callable[[Exception], None],
+        logger: Logger,
+    ) -> None:
+        """`on_fatal` is called, in the event loop, when a record could not be applied or reading broke.
+
+        Nothing is delivered after that: what comes later must not be judged without it.
+        """
         self._bus = bus
         self._partitions = [TopicPartition(topic, 0) for topic in topics]
         self._apply = apply
+        self._on_fatal = on_fatal
+        self._is_broken = False
         self._logger = logger
         self._loop = asyncio.get_running_loop()
         self._stop = threading.Event()
@@ -52,6 +66,9 @@ class LogView:
             except BusError as error:
                 self._logger.warning("weights cannot be read; trying again", error=str(error))
                 self._stop.wait(_RETRY_SECONDS)
+            except Exception as error:  # The thread's boundary: the process is told, and ends.
+                self._in_loop(self._break, error)
+                return
 
     def _follow(self, positions: dict[TopicPartition, int]) -> None:
         """Reads until stopped, from `positions` on, which it moves."""
@@ -82,10 +99,23 @@ class LogView:
             self._loop.call_soon_threadsafe(call, *arguments)
 
     def _deliver(self, records: Sequence[Record]) -> None:
-        for record in records:
-            self._apply(record)
+        if self._is_broken:
+            return
+        try:
+            for record in records:
+                self._apply(record)
+        except Exception as error:  # The loop would log it, and the rest of the batch be lost.
+            self._break(error)
+
+    def _break(self, error: Exception) -> None:
+        if not self._is_broken:
+            self._is_broken = True
+            self._stop.set()
+            self._on_fatal(error)
 
     def _positions_moved(self, positions: Mapping[TopicPartition, int], is_caught_up: bool) -> None:
+        if self._is_broken:
+            return
         self._positions = dict(positions)
         if is_caught_up:
             self.caught_up.set()

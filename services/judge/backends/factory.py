@@ -1,13 +1,13 @@
 """Makes the backend that a judge spec names."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import SecretStr
 
 from clawstream.engine.interface import EngineClient
 from clawstream.engine.pool import EnginePool
-from clawstream.errors import SettingsError
+from clawstream.errors import ContractError, SettingsError
 from clawstream.rendering.interface import ChatRenderer
 from schemas.judge_spec import JudgeSpec
 from services.judge.backends.imported import import_judge
@@ -41,16 +41,19 @@ class BackendFactory:
 
     def make(self, spec: JudgeSpec) -> Backend:
         """The backend of a completed spec. Raises SettingsError when something that it needs is not configured."""
+        lacking = self._settings.lacks_for(spec.backend)
+        if lacking:
+            raise SettingsError("; ".join(f"judge.{problem}" for problem in lacking))
         if spec.backend == "rules":
             return RulesBackend(spec.rules)
         if spec.backend == "likelihood":
-            prompt, renderer = load_likelihood_prompt(spec.prompt), self._renderer(spec)
-            return LikelihoodBackend(spec, prompt, self._pool(spec, renderer), renderer)
+            prompt, renderer = load_likelihood_prompt(spec.prompt), self._renderer()
+            return LikelihoodBackend(spec, prompt, self._pool(renderer), renderer)
         if spec.backend == "sglang":
-            renderer = self._renderer(spec)
-            return SglangBackend(spec, load_prompt(spec.prompt), self._pool(spec, renderer), renderer)
+            renderer = self._renderer()
+            return SglangBackend(spec, load_prompt(spec.prompt), self._pool(renderer), renderer)
         if spec.backend == "openai":
-            (url,) = self._urls(spec, most=1)
+            (url,) = self._settings.urls
             return OpenAIBackend(
                 spec,
                 load_prompt(spec.prompt),
@@ -60,21 +63,15 @@ class BackendFactory:
             )
         return import_judge(spec.backend)
 
-    def _urls(self, spec: JudgeSpec, most: int | None = None) -> Sequence[str]:
-        urls = self._settings.urls
-        if not urls or (most is not None and len(urls) > most):
-            raise SettingsError(
-                f"judge.model.urls: backend {spec.backend!r} needs {most or 'at least one'}, has {len(urls)}"
-            )
-        return urls
-
-    def _pool(self, spec: JudgeSpec, renderer: ChatRenderer) -> EnginePool:
+    def _pool(self, renderer: ChatRenderer) -> EnginePool:
         seconds, size = self._settings.call_timeout_seconds, renderer.vocabulary_size
         return EnginePool(
-            [self._make_engine(f"judge-{number}", url, seconds, size) for number, url in enumerate(self._urls(spec))]
+            [self._make_engine(f"judge-{number}", url, seconds, size) for number, url in enumerate(self._settings.urls)]
         )
 
-    def _renderer(self, spec: JudgeSpec) -> ChatRenderer:
-        if self._settings.directory is None:
-            raise SettingsError(f"judge.model.directory: backend {spec.backend!r} needs the model's tokenizer folder")
-        return self._load_renderer(self._settings.directory)
+    def _renderer(self) -> ChatRenderer:
+        assert self._settings.directory is not None  # `lacks_for` asks for it.
+        try:
+            return self._load_renderer(self._settings.directory)
+        except ContractError as error:
+            raise SettingsError(f"judge.model.directory: {error}") from error

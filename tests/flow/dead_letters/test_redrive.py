@@ -248,6 +248,9 @@ def sample_reader(log: JudgedLog) -> tuple[SampleReader, Batcher]:
         rules=CandidateRules("default", "", 1000, 1000),
         dead_letter=bury,
         now_seconds=0.0,
+        blob_patience_seconds=0.0,
+        wait=lambda _: pytest.fail("nothing is unreachable here"),
+        logger=get_logger(),
     )
     return reader, batcher
 

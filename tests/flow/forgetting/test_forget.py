@@ -164,6 +164,9 @@ async def test_a_session_is_forgotten_once_and_everywhere(
         rules=CandidateRules("default", "", 1000, 1_000_000, forgotten=forgotten),
         dead_letter=lambda _, error: pytest.fail(str(error)),
         now_seconds=0.0,
+        blob_patience_seconds=0.0,
+        wait=lambda _: pytest.fail("nothing is unreachable here"),
+        logger=get_logger(),
     )
     read = 0
     while read < 7:

@@ -106,7 +106,8 @@ def test_a_killed_process_is_started_again(system: System) -> None:
     assert second.identity is not None
     assert second.identity != first
     assert second.identity.is_alive()
-    assert "SIGKILL" in second.last_exit
+    assert "(SIGKILL) (" in second.last_exit, "a hint at memory, for nobody here sent it"
+    assert "memory" in second.last_exit
     eventually(lambda: system.events() == ["judge start", "judge start"])
 
 
@@ -164,6 +165,38 @@ def test_what_a_killed_supervisor_left_is_ended_first(system: System) -> None:
     system.clawstream("up")
     assert not orphan.is_alive()
     assert system.events() == ["judge start", "judge stop", "judge start"]
+
+
+def test_what_a_killed_supervisor_left_is_told_apart_and_ended(system: System) -> None:
+    system.write(system.stub("judge"), system.stub("teacher"))
+    system.clawstream("up")
+    judge, teacher = (system.process(name).identity for name in ("judge", "teacher"))
+    assert judge is not None
+    assert teacher is not None
+    supervisor = system.supervisor()
+    supervisor.signal(signal.SIGKILL)
+    assert supervisor.wait(30)
+    teacher.signal(signal.SIGKILL)
+    assert teacher.wait(30)
+    status = system.clawstream("status", check=False)
+    states = {tuple(line.split()[:2]) for line in status.stdout.splitlines()}
+    assert {("judge", "orphan"), ("teacher", "gone")} <= states
+    assert f"judge (pid {judge.pid}) still run" in status.stdout
+    assert "all processes are down" in system.clawstream("down").stdout
+    assert not judge.is_alive()
+    assert "no supervisor runs" in system.clawstream("down").stdout
+
+
+def test_wrong_settings_of_a_service_start_nothing(system: System) -> None:
+    system.write(system.stub("log"), 'name = "trainer"\nservice = "trainer"\noverrides = { batch_size = 0 }')
+    for arguments in (("up",), ("up", "--foreground")):
+        result = system.clawstream(*arguments, check=False)
+        assert result.returncode == 2
+        assert "2 wrong value(s); nothing was started" in result.stderr
+        assert "trainer.model: Field required (trainer)" in result.stderr
+        assert "trainer.batch_size: " in result.stderr
+    assert system.notes() == []
+    assert not system.state_directory.exists()
 
 
 def test_down_now_does_not_wait_for_the_stubborn(system: System) -> None:

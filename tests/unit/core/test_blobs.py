@@ -1,5 +1,7 @@
 """Content-addressed blobs: on disk and on another fsspec file system."""
 
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from clawstream.blobs import BlobStore, read_blob, resolve
-from clawstream.errors import BlobError
+from clawstream.errors import BlobError, BlobUnavailable
 from schemas.arrays import MAX_INLINE_BYTES, NumberArray
 
 
@@ -75,6 +77,41 @@ def test_a_missing_object_is_refused(tmp_path: Path) -> None:
     (tmp_path / reference.sha256[:2] / reference.sha256).unlink()
     with pytest.raises(BlobError, match="cannot be read"):
         read_blob(reference)
+
+
+def test_a_store_that_is_not_there_or_refuses_may_be_asked_again(tmp_path: Path) -> None:
+    store = tmp_path / "mount"
+    reference = BlobStore(str(store)).write(b"some bytes")
+    store.rename(tmp_path / "away")
+    with pytest.raises(BlobUnavailable, match="the store's folder is not there"):
+        read_blob(reference)
+    (tmp_path / "away").rename(store)
+    assert read_blob(reference) == b"some bytes"
+    blob = store / reference.sha256[:2] / reference.sha256
+    blob.unlink()
+    blob.mkdir()
+    with pytest.raises(BlobUnavailable, match="cannot be read now"):
+        read_blob(reference)
+
+
+def test_a_store_that_hangs_ends_with_a_deadline(tmp_path: Path) -> None:
+    """A pipe that nobody writes to hangs as a dead mount does."""
+    reference = BlobStore(str(tmp_path)).write(b"some bytes")
+    blob = tmp_path / reference.sha256[:2] / reference.sha256
+    blob.unlink()
+    os.mkfifo(blob)
+    with pytest.raises(BlobUnavailable, match="no answer within"):
+        read_blob(reference, deadline_seconds=0.05)
+    writer = os.open(blob, os.O_WRONLY)  # Lets the reader go that was left behind.
+    os.close(writer)
+
+
+def test_a_write_that_hangs_ends_with_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(os, "fsync", lambda _: release.wait())
+    with pytest.raises(BlobError, match="no answer within"):
+        BlobStore(str(tmp_path), deadline_seconds=0.05).write(b"some bytes")
+    release.set()
 
 
 def test_an_unknown_scheme_is_refused(tmp_path: Path) -> None:

@@ -3,15 +3,18 @@
 import socket
 import stat
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from clawstream.broker.installation import find_java, parse_java_version, resolve_kafka_jars
 from clawstream.doctor.finding import Verdict
-from clawstream.doctor.machine import check_java, check_kafka_jars
-from clawstream.doctor.system import check_models, check_ports, connection_problem
+from clawstream.doctor.machine import check_java, check_kafka_jars, check_memory
+from clawstream.doctor.system import check_broker, check_settings, connection_problem
 from clawstream.errors import MissingDependencyError
+from clawstream.memory_need import MemoryNeed
+from clawstream.process_identity import free_port
+from clawstream.settings import KafkaSettings
+from clawstream.supervisor.preflight import Preflight
 from clawstream.supervisor.settings import ProcessSpecification, Service, SystemSettings
 
 
@@ -78,42 +81,37 @@ def test_connection_problems_are_named() -> None:
     assert connection_problem("nonsense") == "not host:port"
 
 
-def system(tmp_path: Path, *processes: ProcessSpecification) -> SystemSettings:
-    return SystemSettings(data_directory=tmp_path, processes=list(processes))
+GIBIBYTE = 1024**3
 
 
-def test_ports_taken_and_wanted_twice(tmp_path: Path) -> None:
-    with socket.socket() as squatter:
-        squatter.bind(("127.0.0.1", 0))
-        squatter.listen()
-        port = squatter.getsockname()[1]
-        both = system(
-            tmp_path,
-            ProcessSpecification(name="gateway", service=Service.GATEWAY),
-            ProcessSpecification(name="gateway-2", service=Service.GATEWAY),
-        )
-        details = [finding.detail for finding in check_ports(both, {"gateway": {"port": port}})]
-    assert len(details) == 2
-    assert details[0].startswith(f"{port}, wanted by gateway, is taken by pid ")
-    assert details[1] == f"{port} is wanted by gateway and by gateway-2"
+@pytest.mark.parametrize(
+    ("available", "verdict", "remedy"),
+    [(12, Verdict.OK, ""), (5, Verdict.NOTE, "may not fit under load"), (3, Verdict.MISSING, "will not fit")],
+)
+def test_memory_is_compared_with_what_the_processes_take(available: int, verdict: Verdict, remedy: str) -> None:
+    needs = {"trainer": MemoryNeed(3 * GIBIBYTE, 5 * GIBIBYTE), "broker": MemoryNeed(GIBIBYTE)}
+    finding = check_memory(needs, available_bytes=available * GIBIBYTE)
+    assert finding.verdict is verdict
+    assert remedy in finding.remedy
+    assert (
+        "about 4.0 from the start and at most 9.0 (the largest: trainer 3.0 to 8.0, broker 1.0 to 1.0)"
+        in finding.detail
+    )
 
 
-def test_models_of_every_section(tmp_path: Path) -> None:
-    (tmp_path / "good").mkdir()
-    (tmp_path / "good" / "config.json").touch()
-    document: dict[str, Any] = {
-        "engine": {"model_path": "good"},
-        "trainer": {"model": "absent"},
-        "judge": {"model": {"directory": "judge-model"}},
-    }
-    processes = [
-        ProcessSpecification(name=s.value, service=s) for s in (Service.ENGINE, Service.TRAINER, Service.JUDGE)
+def test_a_broker_that_up_would_start_is_not_missing(tmp_path: Path) -> None:
+    closed = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}")
+    broker = ProcessSpecification(name="broker", service=Service.BROKER)
+    (of_up,) = check_broker(SystemSettings(data_directory=tmp_path, kafka=closed, processes=[broker]))
+    assert (of_up.verdict, of_up.remedy) == (Verdict.NOTE, "`clawstream up` starts it")
+    (of_others,) = check_broker(SystemSettings(data_directory=tmp_path, kafka=closed))
+    assert of_others.verdict is Verdict.MISSING
+
+
+def test_the_doctor_names_what_up_would_refuse(tmp_path: Path) -> None:
+    file = tmp_path / "clawstream.toml"
+    file.write_text('[[processes]]\nname = "trainer"\nservice = "trainer"\n')
+    findings = check_settings(Preflight(file, {}))
+    assert [(finding.verdict, finding.detail) for finding in findings] == [
+        (Verdict.MISSING, "trainer.model: Field required (trainer)")
     ]
-    findings = check_models(system(tmp_path, *processes), document, tmp_path)
-    assert [(finding.verdict, finding.detail.split("/")[-1]) for finding in findings] == [
-        (Verdict.OK, "good"),
-        (Verdict.MISSING, "absent holds no config.json"),
-        (Verdict.MISSING, "judge-model holds no config.json"),
-    ]
-    assert "or correct trainer.model" in findings[1].remedy
-    assert "or correct judge.model.directory" in findings[2].remedy

@@ -102,8 +102,11 @@ def test_a_process_that_cannot_start_says_why(
         main(model_path=make_model("llama", 1), port=99999, dtype="int8")
     said = capsys.readouterr().err
     assert said.index("engine.port") < said.index("engine.dtype")
-    with pytest.raises(SystemExit, match="absent: no such directory"):
+    with pytest.raises(SystemExit, match=r"^2$"):
         main(model_path=tmp_path / "absent", port=0)
+    assert "engine.model_path: " in (said := capsys.readouterr().err)
+    assert "absent: no such directory" in said
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(SystemExit, match="model_type 'gpt2'"):
+    with pytest.raises(SystemExit, match=r"^2$"):
         main(model_path=tmp_path, port=0)
+    assert "model_type 'gpt2'" in capsys.readouterr().err

@@ -89,6 +89,28 @@ async def test_an_entry_that_is_too_large_is_refused_alone() -> None:
     assert writer.failure is None
 
 
+class ForeignRefusal(BatchProducer):
+    """Tells of a record that is not of this batch, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told = False
+
+    def flush(self, timeout_seconds: float) -> None:
+        if not self._told:
+            self._told = True
+            raise RecordRejected("too large", record=OutgoingRecord("t", b"k", b"of an earlier batch"))
+        super().flush(timeout_seconds)
+
+
+async def test_a_refusal_of_what_nobody_waits_for_is_an_outage_and_breaks_nothing() -> None:
+    with writer_of(ForeignRefusal()) as writer:
+        with pytest.raises(BrokerUnavailable, match="a record that nobody waits for"):
+            await writer.write(OutgoingRecord("t", b"k", b"v"))
+        await writer.write(OutgoingRecord("t", b"k", b"v"))
+        assert writer.failure is None
+
+
 async def test_what_is_fatal_for_a_producer_is_an_outage_for_an_entry() -> None:
     producers: list[BatchProducer] = []
 

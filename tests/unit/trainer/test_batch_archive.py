@@ -24,6 +24,25 @@ def test_a_batch_comes_back_exactly(tmp_path: Path) -> None:
         assert (before.reward, before.sampling_temperature) == (after.reward, after.sampling_temperature)
 
 
+def test_an_old_batch_that_cannot_be_removed_is_told_and_the_new_one_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[OSError] = []
+    archive = BatchArchive(tmp_path, keep=1, on_not_removed=told.append)
+    archive.write("lineage", 1, random_samples([1.0]))
+
+    def refuse(_: Path) -> None:
+        raise PermissionError("Operation not permitted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        archived = archive.write("lineage", 2, random_samples([1.0]))
+    assert len(told) == 1
+    assert len(read_batch(archived.path, archived.sha256)) == 1
+    archive.write("lineage", 3, random_samples([1.0]))
+    assert [path.name for path in tmp_path.rglob("step-*")] == ["step-00000003.safetensors"]
+
+
 def test_teachers_advantages_and_rollouts_come_back_exactly(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     rewarded, hinted, both = random_samples([1.0, 0.0, -1.0])

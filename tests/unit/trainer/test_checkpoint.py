@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from clawstream.durable_files import remove_directory
+from services.trainer import checkpoint
 from services.trainer.checkpoint import CheckpointError, CheckpointStore, read_checkpoint
 from services.trainer.policy import PolicySnapshot, PolicyTrainer
 from tests.unit.trainer.conftest import assert_same_weights
@@ -149,6 +151,26 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_no_litter(
             store.save(snapshot(policy), {}, step=2)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
     assert store.latest_good() is not None
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_is_told_and_the_new_one_stands(
+    new_policy: NewPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = new_policy()
+    told: list[OSError] = []
+    store = CheckpointStore(tmp_path, on_not_removed=told.append)
+    for step in (1, 2):
+        store.save(snapshot(policy), {}, step=step)
+    with monkeypatch.context() as patch:
+        busy = failing_after(0, OSError(16, "Device or resource busy"), remove_directory)
+        patch.setattr(checkpoint, "remove_directory", busy)
+        store.save(snapshot(policy), {}, step=3)
+    assert ["Device or resource busy" in str(error) for error in told] == [True]
+    newest = store.latest_good()
+    assert newest is not None
+    assert newest.step == 3
+    store.save(snapshot(policy), {}, step=4)
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000003", "step-00000004"]
 
 
 @pytest.mark.parametrize("file", ["weights.safetensors", "exp_avg_sq.safetensors", "state.json", "manifest.json"])

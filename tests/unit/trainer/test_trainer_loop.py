@@ -531,6 +531,27 @@ def test_old_versions_go_only_when_no_engine_may_load_them() -> None:
     assert world.tombstones() == ["default/2", "default/1", "default/3", "default/4"]
 
 
+def test_an_old_version_that_the_disk_does_not_let_go_ends_nothing_and_goes_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(batch_size=1, max_age_versions=None)
+    loop = world.start()
+    world.heartbeat(1)
+
+    def refuse(_store: FakeStore, _version: int) -> None:
+        raise OSError(16, "Device or resource busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeStore, "delete", refuse)
+        for number in range(4):
+            world.put(make_sample(f"turn-{number}"))
+            settle(loop, world)
+    assert world.disk.deleted == []
+    world.put(make_sample("turn-4"))
+    settle(loop, world)
+    assert world.disk.deleted == [2, 3]
+
+
 def test_stopping_announces_the_steps_since_the_last_checkpoint() -> None:
     world = World(checkpoint_every_steps=100)
     world.put(make_sample("a"), make_sample("b"))

@@ -294,3 +294,22 @@ async def test_an_entry_too_large_for_the_log_does_not_hold_up_the_others(tmp_pa
     states = [decode_as(record, NextStateEvent) for record in records_of(bus, NEXT_STATES)]
     assert [(state.turn_id, state.following_messages) for state in states] == [(first.turn_id, [user("short")])]
     assert len(records_of(bus, TURNS)) == 3
+
+
+async def test_a_turn_too_large_for_the_log_leaves_the_index_and_is_counted(tmp_path: Path) -> None:
+    bus = MemoryBus()
+    create_topics(bus)
+    admin = bus.admin()
+    admin.alter_topic_config("clawstream.turns.v1", {"max.message.bytes": "3000"})
+    async with running_gateway(bus, tmp_path) as gateway:
+        large = [user("x" * 10_000)]
+        await gateway.answer(large, "the first answer")
+        await gateway.answer([*large, assistant("the first answer"), user("short")], "the second answer")
+        kept = await gateway.answer([user("a")], "the third answer")
+        conversations = gateway.conversations
+        assert conversations.drain.wait_until_drained(GIVE_UP_SECONDS)
+        await until(lambda: conversations._index.pending_turns == 0)  # pyright: ignore[reportPrivateUsage]
+        exposed = conversations.metrics.exposition().decode()
+    assert [decode_as(record, TurnEvent).turn_id for record in records_of(bus, TURNS)] == [kept.turn_id]
+    assert records_of(bus, NEXT_STATES) == [], "the turn that it judges is not on the log"
+    assert 'outbox_entries_dropped_total{kind="turn"} 2.0' in exposed

@@ -210,6 +210,29 @@ def test_a_disk_that_refuses_even_the_undo_is_a_failure(tmp_path: Path) -> None:
     outbox.close()
 
 
+def test_a_writer_that_breaks_in_any_way_is_a_failure_and_nobody_waits_for_ever(tmp_path: Path) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def sync(_descriptor: int) -> None:
+        entered.set()
+        go_on.wait(GIVE_UP_SECONDS)
+        raise ZeroDivisionError("a bug")
+
+    outbox = open_outbox(tmp_path)
+    outbox._sync = sync  # pyright: ignore[reportPrivateUsage] - opening syncs too
+    writing = outbox.submit([b"being written"])
+    assert entered.wait(GIVE_UP_SECONDS)
+    waiting = outbox.submit([b"waits"])
+    go_on.set()
+    for future in (writing, waiting):
+        with pytest.raises(OutboxError, match="ZeroDivisionError: a bug"):
+            future.result(GIVE_UP_SECONDS)
+    assert "ZeroDivisionError: a bug" in str(outbox.failure)
+    with pytest.raises(OutboxError, match="ZeroDivisionError"):
+        outbox.submit([b"late"])
+    outbox.close()
+
+
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     outbox = open_outbox(tmp_path)
     with pytest.raises(OutboxError, match="used by another process"):
