@@ -37,7 +37,7 @@ from services.trainer.publish import WeightStore
 from services.trainer.ranks import RankChannel, RankedPolicy, follow
 from services.trainer.resume import first_progress
 from services.trainer.settings import TrainerSettings
-from services.trainer.wiring import new_policy
+from services.trainer.wiring import new_policy, weight_store
 
 _RETRY_SECONDS = 3.0
 
@@ -122,7 +122,7 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
             keep=settings.checkpoints_keep,
             on_rejected=lambda directory, reason: logger.error("a checkpoint is passed over", reason=reason),
         )
-        weights = WeightStore(settings.weights_directory or settings.data_directory / "weights", settings.policy)
+        weights = weight_store(settings)
         trainer = Trainer(
             settings,
             around,

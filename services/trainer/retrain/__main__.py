@@ -81,7 +81,8 @@ def run(
     try:
         with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=errors, transient=True) as progress:
             line = progress.add_task("steps", total=len(batches))
-            policy = new_policy(settings, layout)
+            # What a teacher said is in the archive.
+            policy = new_policy(settings.model_copy(update={"teacher": None}), layout)
             weights.open(policy)
             done = retrain(
                 policy,
