@@ -237,7 +237,7 @@ class PolicyTrainer:
             outcome = self._update(batch, plan, proximal, learning_rate, controls)
             if outcome.offenders:
                 dropped = {batch[place].sample_id: breach for place, breach in outcome.offenders.items()}
-                batch = [each if index not in outcome.offenders else _masked(each) for index, each in enumerate(batch)]
+                batch = [each if index not in outcome.offenders else each.masked() for index, each in enumerate(batch)]
                 (plan_of_rest,) = self._plans(batch)
                 proximal = self._proximal(batch, [plan_of_rest])
                 outcome = self._update(batch, plan_of_rest, proximal, learning_rate, replace(controls, drop=()))
@@ -490,11 +490,6 @@ class PolicyTrainer:
         torch.set_rng_state(random_state["cpu"])
         if cpu_platform.has_gpu():
             torch.cuda.set_rng_state(random_state["cuda"])
-
-
-def _masked(sample: TrainingSample) -> TrainingSample:
-    """The sample with every token in no component: it counts nowhere."""
-    return sample.without_tokens(np.ones(sample.response_ids.size, np.bool_))
 
 
 def _random_state() -> dict[str, torch.Tensor]:

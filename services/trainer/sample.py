@@ -138,6 +138,10 @@ class TrainingSample:
         teacher = None if self.teacher is None else replace(self.teacher, mask=self.teacher.mask & ~masked)
         return replace(self, rl_mask=self.rl_mask & ~masked, teacher=teacher)
 
+    def masked(self) -> "TrainingSample":
+        """The same sample, with every token in no component: it counts nowhere."""
+        return self.without_tokens(np.ones(self.response_ids.size, np.bool_))
+
 
 class UnchangedReason(StrEnum):
     """Why a step left every weight as it was, bit for bit."""
