@@ -46,7 +46,7 @@ from services.trainer.publish import WeightStore
 from services.trainer.ranks import RankChannel, RankedPolicy, follow
 from services.trainer.resume import first_progress
 from services.trainer.settings import TrainerSettings
-from services.trainer.wiring import new_policy
+from services.trainer.wiring import new_policy, weight_store
 
 _RETRY_SECONDS = 3.0
 
@@ -135,7 +135,7 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
             on_rejected=lambda directory, reason: logger.error("a checkpoint is passed over", reason=reason),
             on_not_removed=lambda error: logger.error("an old checkpoint cannot be removed", error=str(error)),
         )
-        weights = WeightStore(settings.weights_directory or settings.data_directory / "weights", settings.policy)
+        weights = weight_store(settings)
         patience = DiskPatience(stop, logger)
         store = PatientStore(DiskStore(checkpoints, weights, settings.model), patience)
         trainer = Trainer(

@@ -69,6 +69,8 @@ class CandidateRules:
     """What the loss learns from."""
     forgotten: Forgotten = field(default_factory=Forgotten)
     """What must not be trained any more."""
+    has_own_teacher: bool = False
+    """Whether the trainer has a teacher of its own, for samples that ask for one."""
 
 
 def reference(record: Record) -> RecordReference:
@@ -104,13 +106,15 @@ def read_candidate(record: Record, rules: CandidateRules, *, newest_published: i
     arrays = _arrays(record, event)
     _check(record, event, arrays, rules, newest_published)
     for name in _IDS:
-        lowest = -1 if name.startswith("teacher") else 0  # -1 pads
+        lowest = -1 if name.startswith("teacher.") else 0  # -1 pads
         if name in arrays and (arrays[name].min() < lowest or arrays[name].max() >= rules.vocabulary_size):
             ids = f"{name} {arrays[name].min()}..{arrays[name].max()}"
             return dropped(DropReason.OTHER_TOKENIZER, f"{ids}, but the vocabulary has {rules.vocabulary_size}")
     teacher = _teacher(arrays) if rules.signal.opd else None
     if teacher is not None and not has_ids(teacher, rules.signal.ids):
         teacher = None
+    if _ASKED in arrays and rules.signal.opd and rules.has_own_teacher:
+        teacher = TeacherTargets.asked(arrays[_ASKED].astype(np.int32), arrays["response_ids"].size)
     outcome, step_reward = _rewards(event) if rules.signal.rl else (None, None)
     has_reward = outcome is not None or step_reward is not None
     # A step of a rollout may still get a share of the rollout's outcome.
@@ -144,7 +148,8 @@ def read_candidate(record: Record, rules: CandidateRules, *, newest_published: i
     )
 
 
-_IDS = ("prompt_ids", "response_ids", "teacher.top_ids", "teacher.support_ids")
+_ASKED = "teacher_request.prompt_ids"
+_IDS = ("prompt_ids", "response_ids", _ASKED, "teacher.top_ids", "teacher.support_ids")
 
 
 def _arrays(record: Record, event: SampleEvent) -> dict[str, NDArray[Any]]:
@@ -156,6 +161,7 @@ def _arrays(record: Record, event: SampleEvent) -> dict[str, NDArray[Any]]:
         "prompt_ids": event.prompt_ids,
         "response_ids": event.response_ids,
         "behaviour_logprobs": event.behaviour_logprobs,
+        _ASKED: event.teacher_request and event.teacher_request.prompt_ids,
     }
     teacher = event.teacher
     if teacher is not None:
@@ -186,7 +192,7 @@ def _check(
         wanted_dimensions = 2 if name.startswith(("teacher.top", "teacher.support")) else 1
         if array.ndim != wanted_dimensions or array.size == 0:
             mistakes.append(f"{name} is not an array of {wanted_dimensions} dimensions with something in it")
-        elif name != "prompt_ids" and array.shape[0] != tokens:
+        elif name not in ("prompt_ids", _ASKED) and array.shape[0] != tokens:
             mistakes.append(f"{name} has {array.shape[0]} tokens, the response {tokens}")
         if name in _IDS and array.dtype.kind not in "iu":
             mistakes.append(f"{name} holds {array.dtype}, not ids")
@@ -200,6 +206,11 @@ def _check(
         mistakes.append(f"sampling_temperature is {event.sampling_temperature}")
     if prompt_tokens + tokens > rules.max_sample_tokens:
         mistakes.append(f"{prompt_tokens + tokens} tokens, but max_sample_tokens is {rules.max_sample_tokens}")
+    if _ASKED in arrays and rules.has_own_teacher and arrays[_ASKED].size + tokens > rules.max_sample_tokens:
+        mistakes.append(
+            f"{arrays[_ASKED].size + tokens} tokens with the hinted prompt, but max_sample_tokens is "
+            f"{rules.max_sample_tokens}: lower teacher.model.context_tokens"
+        )
     gap = gap_in(event.version_spans, tokens)
     if gap is not None:
         mistakes.append(f"tokens of unknown version: {gap}")
@@ -254,7 +265,8 @@ def _found_in(record: Record) -> str:
         return ""
     fields = cast("dict[str, object]", document)
     shapes: list[str] = []
-    for prefix, part in (("", fields), ("teacher.", fields.get("teacher"))):
+    parts = {"": fields} | {f"{name}.": fields.get(name) for name in ("teacher", "teacher_request")}
+    for prefix, part in parts.items():
         if isinstance(part, dict):
             for name, array in cast("dict[str, object]", part).items():
                 if isinstance(array, dict) and "shape" in array:

@@ -119,7 +119,7 @@ class TrainerLoop:
         archived: ArchivedBatch | None = None
         result: StepResult | None = None
         if batch.candidates:
-            samples = [candidate.sample for candidate in batch.candidates]
+            samples = self._policy.taught([candidate.sample for candidate in batch.candidates])
             archived = self._archive.write(before.lineage, step, samples)
             if not inspection.held:
                 rate = self._schedule.at(self._policy.num_updates) * self._guards.learning_rate_factor

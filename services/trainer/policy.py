@@ -24,7 +24,7 @@ from services.trainer.engine.adapter_weights import (
     whole_adapters,
 )
 from services.trainer.engine.bridge import read_config
-from services.trainer.engine.log_probabilities import VocabularyShard, log_probabilities, log_probabilities_at
+from services.trainer.engine.log_probabilities import log_probabilities, log_probabilities_at
 from services.trainer.engine.lora import LoraSettings
 from services.trainer.engine.model import PolicyModel
 from services.trainer.engine.optimizer import OptimizerSettings, ParallelAdamW
@@ -40,10 +40,12 @@ from services.trainer.given_ids import given_ids
 from services.trainer.guards.bounds import Breach, breaches
 from services.trainer.guards.controls import StepControls
 from services.trainer.metrics import StepMeasurements
+from services.trainer.own_teacher import OwnTeacher, OwnTeacherOptions
 from services.trainer.packing import PackedRow, pack, plan_micro_batches
 from services.trainer.sample import StepResult, TrainingSample, UnchangedReason
 from services.trainer.step_plan import MicroBatch, PartPlan, consecutive_parts, plan_part
 from services.trainer.token_batches import PolicyOutputs, token_batch
+from services.trainer.vocabulary import check_shares_vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +103,15 @@ class PolicyTrainer:
         seed: int = 0,
         with_coefficients: Callable[[Mapping[str, float]], Algorithm] | None = None,
         keeps_reference: bool = False,
+        teacher: OwnTeacherOptions | None = None,
     ) -> None:
         """`updates_per_batch` cuts a batch into so many parts, with an update on each; all of them are bounded against
         the policy at the start of the batch. `reference_directory` holds the base model where the algorithm needs it
         (None: what is loaded first). With `lora` only adapters are trained; `seed` is of their first values.
         `with_coefficients` makes the algorithm with other options, as a step's controls ask; with `keeps_reference`
-        the base model is loaded although the algorithm does not need it yet.
+        the base model is loaded although the algorithm does not need it yet. With `teacher` a frozen model answers the
+        samples that ask for one. A frozen model is in memory once, whatever it is for; where only adapters are trained
+        the base model is the policy without them.
         """
         self.layout = layout
         self._algorithm = algorithm
@@ -118,7 +123,10 @@ class PolicyTrainer:
         self._with_coefficients = with_coefficients
         self._coefficients: dict[str, float] = {}
         self._keeps_reference = keeps_reference
+        self._frozen: dict[Path, PolicyModel] = {}
         self._reference: PolicyModel | None = None
+        self._teacher_options = teacher
+        self._teacher: OwnTeacher | None = None
         self._recompute_activations = recompute_activations
         self._lora = lora
         self._seed = seed
@@ -148,8 +156,39 @@ class PolicyTrainer:
         if self._lora is not None:
             self._model.add_adapters(self._lora, self.layout, self._seed)
         self._optimizer = ParallelAdamW(self._model.trained_parameters(), self.layout, self._optimizer_settings)
-        if (self._keeps_reference or self._algorithm.needs.reference) and self._reference is None:
-            self._reference = self._read_model(self._reference_directory or hugging_face_directory)
+        self._reference = self._teacher = None
+        if self._reference_directory is None:
+            self._reference_directory = hugging_face_directory
+        base_directory = self._reference_directory
+        if self._keeps_reference or self._algorithm.needs.reference:
+            self._reference = self._frozen_model(base_directory, hugging_face_directory)
+        if self._teacher_options is not None:
+            self._teacher = self._new_teacher(self._teacher_options, base_directory, hugging_face_directory)
+
+    def _new_teacher(self, options: OwnTeacherOptions, base: Path, loaded: Path) -> OwnTeacher:
+        """Raises SettingsError for a model that cannot teach this policy."""
+        directory = options.directory or base
+        model = self._frozen_model(directory, loaded)
+        check_shares_vocabulary(directory, base, model, self.model)
+        needs = self._algorithm.needs
+        return OwnTeacher(
+            model,
+            self.model,
+            self.layout,
+            tokens_per_micro_batch=self._tokens_per_micro_batch,
+            source=needs.ids,
+            ids_per_token=needs.ids_per_token or options.top_k,
+        )
+
+    def _frozen_model(self, directory: Path, loaded: Path) -> PolicyModel:
+        """The model in `directory`, which training does not change; `loaded` is where the policy's is from."""
+        if self._lora is not None and directory.resolve() == loaded.resolve():
+            return self.model
+        place = directory.resolve()
+        if place not in self._frozen:
+            self._frozen[place] = self._read_model(directory)
+            self._frozen[place].network.requires_grad_(False)
+        return self._frozen[place]
 
     def _read_model(self, directory: Path) -> PolicyModel:
         model = PolicyModel(
@@ -198,7 +237,7 @@ class PolicyTrainer:
             outcome = self._update(batch, plan, proximal, learning_rate, controls)
             if outcome.offenders:
                 dropped = {batch[place].sample_id: breach for place, breach in outcome.offenders.items()}
-                batch = [each if index not in outcome.offenders else _masked(each) for index, each in enumerate(batch)]
+                batch = [each if index not in outcome.offenders else each.masked() for index, each in enumerate(batch)]
                 (plan_of_rest,) = self._plans(batch)
                 proximal = self._proximal(batch, [plan_of_rest])
                 outcome = self._update(batch, plan_of_rest, proximal, learning_rate, replace(controls, drop=()))
@@ -296,8 +335,9 @@ class PolicyTrainer:
         # Without a forward pass of its own the policy at the start of the batch is the current one.
         tokens = token_batch(samples, outputs, proximal or outputs.constant(), self._algorithm.needs)
         if self._reference is not None and self._algorithm.needs.reference:
-            with torch.no_grad():
-                tokens = replace(tokens, reference_log_probs=self._forward(samples, self._reference)[0].log_probs)
+            with torch.no_grad(), self._reference.without_adapters():
+                reference = self._forward(samples, self._reference, sampled_ids_only=True)[0]
+            tokens = replace(tokens, reference_log_probs=reference.log_probs)
         place = torch.as_tensor(micro_batch, device=outputs.log_probs.device)
         weights = {name: each.to(place.device)[place - plan.first] for name, each in plan.weights.items()}
         loss = self._algorithm.loss(tokens, weights)
@@ -305,20 +345,14 @@ class PolicyTrainer:
         measurements.add(place, tokens, loss, row.token_ids.size)
 
     def _forward(
-        self, samples: Sequence[TrainingSample], model: PolicyModel | None = None
+        self, samples: Sequence[TrainingSample], model: PolicyModel | None = None, *, sampled_ids_only: bool = False
     ) -> tuple[PolicyOutputs, PackedRow]:
         """One pass over the samples packed into a row; log-probs at all temperatures and ids that are needed."""
         model = model or self.model
         needs = self._algorithm.needs
         row = pack([(sample.prompt_ids, sample.response_ids) for sample in samples])
         logits = model.logits(row)
-        shard = VocabularyShard.of_rank(
-            model.vocabulary_size,
-            logits.size(1),
-            self.layout.tensor_rank,
-            self.layout.tensor_size,
-            self.layout.tensor_group,
-        )
+        shard = model.shard(logits, self.layout)
         targets = torch.as_tensor(row.target_ids, device=logits.device)
         temperatures = torch.as_tensor(
             np.asarray([sample.sampling_temperature for sample in samples])[row.sequence_of_target],
@@ -326,7 +360,7 @@ class PolicyTrainer:
         )
         log_probs, entropies = log_probabilities(logits, targets, temperatures, shard)
         unit, given = log_probs.new_empty(0), log_probs.new_empty(0)
-        if model is self.model and (needs.unit_temperature or needs.ids is not IdSource.NONE):
+        if not sampled_ids_only and (needs.unit_temperature or needs.ids is not IdSource.NONE):
             further = np.empty((targets.numel(), 0), np.int64)
             if needs.ids is not IdSource.NONE:
                 further = given_ids(samples, needs.ids, needs.ids_per_token).ids
@@ -357,12 +391,28 @@ class PolicyTrainer:
                 answers[index] = part
         return answers
 
+    def taught(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+        """The samples with what the own teacher says about those that ask for it. A collective of all ranks.
+
+        Raises ValueError when a sample asks and there is no own teacher.
+        """
+        asking = [sample for sample in samples if sample.asked_prompt_ids is not None]
+        if not asking:
+            return list(samples)
+        if self._teacher is None:
+            raise ValueError(f"sample {asking[0].sample_id} asks for a teacher of the trainer's own; there is none")
+        self._check_vocabulary(asking)
+        return self._teacher.taught(samples)
+
     def _check_vocabulary(self, samples: Sequence[TrainingSample]) -> None:
         size = self.model.vocabulary_size
         for sample in samples:
             teacher = sample.teacher
             targets = [] if teacher is None else [each.ids for each in (teacher.top, teacher.support) if each]
-            for lowest, ids in ((0, sample.prompt_ids), (0, sample.response_ids), *((-1, each) for each in targets)):
+            texts = [sample.prompt_ids, sample.response_ids]
+            if sample.asked_prompt_ids is not None:
+                texts.append(sample.asked_prompt_ids)
+            for lowest, ids in (*((0, each) for each in texts), *((-1, each) for each in targets)):
                 if ids.size and (ids.min() < lowest or ids.max() >= size):
                     raise ValueError(
                         f"sample {sample.sample_id}: token ids {ids.min()}..{ids.max()} do not fit "
@@ -440,11 +490,6 @@ class PolicyTrainer:
         torch.set_rng_state(random_state["cpu"])
         if cpu_platform.has_gpu():
             torch.cuda.set_rng_state(random_state["cuda"])
-
-
-def _masked(sample: TrainingSample) -> TrainingSample:
-    """The sample with every token in no component: it counts nowhere."""
-    return sample.without_tokens(np.ones(sample.response_ids.size, np.bool_))
 
 
 def _random_state() -> dict[str, torch.Tensor]:

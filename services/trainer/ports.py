@@ -32,6 +32,10 @@ class Policy(Protocol):
         """Ids that the model knows."""
         ...
 
+    def taught(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+        """The samples with what the trainer's own teacher says about those that ask for it."""
+        ...
+
     def train_step(
         self,
         samples: Sequence[TrainingSample],

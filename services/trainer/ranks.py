@@ -3,7 +3,8 @@
 """One policy on several ranks: the first decides, the others follow.
 
 The first rank broadcasts what comes next as JSON (nothing is pickled). A batch travels by its archive, which every
-rank sees on the shared file system and checks by its sha256, so all train on the same bytes.
+rank sees on the shared file system and checks by its sha256, so all train on the same bytes. Questions for the
+trainer's own teacher travel in the order itself: its answers are part of what is archived.
 
 torch.distributed gives up on a broadcast that does not come in time. Whatever keeps the first rank (no samples, a slow
 disk, a broker that is away), a thread of its own tells the others to go on waiting.
@@ -26,6 +27,7 @@ from services.trainer.engine import cpu_platform
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.guards.controls import StepControls
 from services.trainer.policy import PolicySnapshot, PolicyTrainer
+from services.trainer.questions import question_as_document, question_from_document
 from services.trainer.sample import StepResult, TrainingSample
 
 _KEEP_ALIVE_SECONDS = 30.0
@@ -131,6 +133,14 @@ class RankedPolicy:
         with self._order(order | {"controls": controls.as_document()}):
             return self._trainer.train_step(samples, learning_rate, controls)
 
+    def taught(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+        # There is no archive yet: it is to hold what the teacher says.
+        asking = [question_as_document(sample) for sample in samples if sample.asked_prompt_ids is not None]
+        if not asking:
+            return list(samples)
+        with self._order({"do": "teach", "questions": asking}):
+            return self._trainer.taught(samples)
+
     def snapshot(self) -> PolicySnapshot:
         with self._order({"do": "snapshot"}):
             snapshot = self._trainer.snapshot()
@@ -162,6 +172,8 @@ def follow(trainer: PolicyTrainer, channel: RankChannel) -> None:
             case "train":
                 samples = read_batch(Path(order["path"]), order["sha256"])
                 trainer.train_step(samples, order["learning_rate"], StepControls.from_document(order["controls"]))
+            case "teach":
+                trainer.taught([question_from_document(question) for question in order["questions"]])
             case "snapshot":
                 trainer.snapshot()
             case "wait":

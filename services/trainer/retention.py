@@ -4,6 +4,8 @@ What engines serve and load is read from `weights-applied`, what they are to ser
 a rollback it names an old version, whether or not an engine has said so yet.
 """
 
+from collections.abc import Collection
+
 from clawstream.bus.interface import Bus, Consumer, Record, TopicPartition
 from clawstream.clock import Clock
 from clawstream.codec import decode
@@ -31,16 +33,19 @@ class ArtefactRetention:
         *,
         policy: str,
         keep: int,
+        needed: Collection[int] = (),
         store: Store,
         announcer: Announcer,
         records: EventRecords,
         clock: Clock,
         logger: Logger,
     ) -> None:
+        """`needed` versions stay for ever."""
         self._bus = bus
         self._partitions = [TopicPartition(applied_topic, 0), TopicPartition(records.weights_topic, 0)]
         self._policy = policy
         self._keep = keep
+        self._needed = frozenset(needed)
         self._store = store
         self._announcer = announcer
         self._records = records
@@ -59,7 +64,7 @@ class ArtefactRetention:
             return
         now = self._clock.now()
         alive = [event for event in self._engines.values() if event.expires_at > now]
-        in_flight = {0, newest_version}
+        in_flight = {0, newest_version, *self._needed}
         in_flight.update(version for version in (base_version, self._pointer.version) if version is not None)
         in_flight.update(event.target_version for event in alive if event.target_version is not None)
         # An engine that does not answer was brought to a version before, and is sent to the pointer's when it is back.

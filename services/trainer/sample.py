@@ -31,7 +31,16 @@ class TeacherTargets:
     top: IdTargets | None = None
     """At the teacher's likeliest ids."""
     support: IdTargets | None = None
-    """At the likeliest ids of the policy that sampled."""
+    """At the likeliest ids of the policy that sampled; of the trainer's own teacher, of the policy before the step."""
+    asked_prompt_ids: NDArray[np.int32] | None = None
+    """[hinted_prompt_tokens] The prompt under which the trainer's own teacher has still to score the answer. Until it
+    has, `log_probs` are not numbers, so that nothing can be learned from them."""
+
+    @classmethod
+    def asked(cls, prompt_ids: NDArray[np.int32], response_tokens: int) -> "TeacherTargets":
+        """What is known before the trainer's own teacher was asked."""
+        nothing = np.full(response_tokens, np.nan, np.float32)
+        return cls(np.ones(response_tokens, np.bool_), nothing, asked_prompt_ids=prompt_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +104,11 @@ class TrainingSample:
         return np.zeros(self.response_ids.size, np.bool_) if self.teacher is None else self.teacher.mask
 
     @property
+    def asked_prompt_ids(self) -> NDArray[np.int32] | None:
+        """[hinted_prompt_tokens] What the trainer's own teacher has still to read for it; None when nothing."""
+        return None if self.teacher is None else self.teacher.asked_prompt_ids
+
+    @property
     def mask(self) -> NDArray[np.bool_]:
         """[response_tokens]: tokens of either component."""
         return self.rl_mask | self.opd_mask
@@ -123,6 +137,10 @@ class TrainingSample:
         """The same sample, with the tokens of `masked` [response_tokens] in no component."""
         teacher = None if self.teacher is None else replace(self.teacher, mask=self.teacher.mask & ~masked)
         return replace(self, rl_mask=self.rl_mask & ~masked, teacher=teacher)
+
+    def masked(self) -> "TrainingSample":
+        """The same sample, with every token in no component: it counts nowhere."""
+        return self.without_tokens(np.ones(self.response_ids.size, np.bool_))
 
 
 class UnchangedReason(StrEnum):

@@ -121,6 +121,24 @@ class LoraSection(Section):
     """What has adapters, by Megatron's names: queries, keys and values; attention output; gate and up; down."""
 
 
+class TeacherSection(Section):
+    """A frozen model in the trainer's own memory, for samples that carry a hinted prompt instead of log-probs
+    (`teacher.model.computed_by = "trainer"`)."""
+
+    model: ConfigPath | None = None
+    """Directory of its weights in Hugging Face's form, of the policy's vocabulary; null: `trainer.model`."""
+    version: int | None = Field(default=None, ge=1)
+    """A published version of this policy in place of `model`; it is never removed."""
+    top_k: int = Field(default=50, ge=1, le=1000)
+    """Its likeliest ids a token, for losses that compare distributions and do not say how many (`topk`)."""
+
+    @model_validator(mode="after")
+    def _one_model(self) -> "TeacherSection":
+        if self.model is not None and self.version is not None:
+            raise ValueError(f"model={self.model} and version={self.version} are two teachers: give one")
+        return self
+
+
 class TrainerSettings(ServiceSettings):
     """One trainer: a process, or the ranks that torchrun starts."""
 
@@ -163,6 +181,8 @@ class TrainerSettings(ServiceSettings):
     """A sample whose large arrays are in a store that does not answer is waited for, and what comes after it with it.
     After so long it becomes a dead letter, as one whose arrays are gone does at once."""
 
+    teacher: TeacherSection | None = None
+    """A teacher inside the trainer; null for none: samples that ask for one train on their reward alone."""
     updates_per_batch: int = Field(default=1, ge=1)
     """Cuts a batch into so many parts with an update on each. From the second on the ratio differs from 1, and the clip
     bounds how far one batch moves the policy."""
@@ -204,6 +224,12 @@ class TrainerSettings(ServiceSettings):
                 f"updates_per_batch={self.updates_per_batch} exceeds batch_size={self.batch_size}: "
                 "a part needs a sample"
             )
+        if self.teacher is not None and not self.algorithm.learning_signal.opd:
+            raise ValueError(
+                f"teacher is set, but {self.algorithm.factory} learns nothing from a teacher: leave it out"
+            )
+        if self.teacher is not None and self.teacher.version is not None and self.lora is not None:
+            raise ValueError("teacher.version with lora: versions are adapters then; leave it out for the base model")
         if self.at_least_one and self.advantage.mode is AdvantageMode.USER_BASELINE:
             raise ValueError("at_least_one has no effect with advantage.mode=user_baseline: every reward counts there")
         options = options_of(self.algorithm.factory, self.algorithm.options)

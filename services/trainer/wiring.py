@@ -6,12 +6,15 @@ from collections.abc import Mapping
 
 import torch
 
+from clawstream.errors import SettingsError
 from services.trainer.algorithms.base import Algorithm, load_algorithm
 from services.trainer.engine.lora import LoraSettings
 from services.trainer.engine.optimizer import OptimizerSettings
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.guards.knobs import Knob
+from services.trainer.own_teacher import OwnTeacherOptions
 from services.trainer.policy import PolicyTrainer
+from services.trainer.publish import WeightStore
 from services.trainer.settings import TrainerSettings
 
 
@@ -41,7 +44,26 @@ def new_policy(settings: TrainerSettings, layout: ParallelLayout) -> PolicyTrain
         reference_directory=settings.model,
         with_coefficients=with_coefficients,
         keeps_reference=with_coefficients(guarded_extremes(settings)).needs.reference,
+        teacher=own_teacher(settings),
     )
+
+
+def weight_store(settings: TrainerSettings) -> WeightStore:
+    """Where this policy's versions are published."""
+    return WeightStore(settings.weights_directory or settings.data_directory / "weights", settings.policy)
+
+
+def own_teacher(settings: TrainerSettings) -> OwnTeacherOptions | None:
+    """Raises SettingsError for a version that is not there."""
+    teacher = settings.teacher
+    if teacher is None:
+        return None
+    directory = teacher.model
+    if teacher.version is not None:
+        directory = weight_store(settings).directory_of(teacher.version)
+        if not (directory / "model.safetensors").is_file():
+            raise SettingsError(f"trainer.teacher.version={teacher.version}: {directory} holds no whole model")
+    return OwnTeacherOptions(directory, teacher.top_k)
 
 
 def guarded_extremes(settings: TrainerSettings) -> dict[str, float]:

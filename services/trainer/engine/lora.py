@@ -11,6 +11,7 @@ numbers of A come from a generator of their own, so they do not depend on the nu
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -50,9 +51,15 @@ class LoraSettings:
 
 
 def add_adapters(
-    network: torch.nn.Module, settings: LoraSettings, layout: ParallelLayout, seed: int
+    network: torch.nn.Module,
+    settings: LoraSettings,
+    layout: ParallelLayout,
+    seed: int,
+    *,
+    are_on: Callable[[], bool] = lambda: True,
 ) -> dict[str, torch.nn.Parameter]:
-    """Freezes `network`, gives the chosen modules adapters, and returns those by name.
+    """Freezes `network`, gives the chosen modules adapters, and returns those by name. Where `are_on` says no, a
+    forward pass is that of the frozen network.
 
     Names are `<module>.lora_a` ([rank, in], or this rank's columns) and `<module>.lora_b` ([out, rank], or this rank's
     rows).
@@ -76,13 +83,16 @@ def add_adapters(
         # Megatron's marks: who holds a part, and along which dimension.
         module.lora_a.tensor_model_parallel, module.lora_a.partition_dim = by_columns, 1
         module.lora_b.tensor_model_parallel, module.lora_b.partition_dim = not by_columns, 0
-        module.register_forward_hook(_by_columns(settings.scale) if by_columns else _by_rows(settings.scale))
+        add = _by_columns if by_columns else _by_rows
+        module.register_forward_hook(add(settings.scale, are_on))
         adapters |= {f"{name}.lora_a": module.lora_a, f"{name}.lora_b": module.lora_b}
     return adapters
 
 
-def _by_rows(scale: float):
+def _by_rows(scale: float, are_on: Callable[[], bool]):
     def add(module, inputs, output):
+        if not are_on():
+            return output
         inner = linear(inputs[0], module.lora_a)  # [tokens, 1, rank]
         inner = copy_to_tensor_model_parallel_region(inner)  # every rank's rows of B add to its gradient
         return output[0] + scale * linear(inner, module.lora_b), output[1]
@@ -90,8 +100,10 @@ def _by_rows(scale: float):
     return add
 
 
-def _by_columns(scale: float):
+def _by_columns(scale: float, are_on: Callable[[], bool]):
     def add(module, inputs, output):
+        if not are_on():
+            return output
         inner = linear(inputs[0], module.lora_a)  # [tokens, 1, rank], this rank's part of the sum
         inner = reduce_from_tensor_model_parallel_region(inner)
         return output[0] + scale * linear(inner, module.lora_b), output[1]

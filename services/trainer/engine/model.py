@@ -6,6 +6,8 @@ On a CPU, and on a GPU without Transformer Engine, layers come from Megatron's l
 `PackedSelfAttention`; with Transformer Engine they come from its specification. The forward pass is the same.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 import torch
@@ -20,6 +22,7 @@ from transformers import PretrainedConfig
 
 from services.trainer.engine import cpu_platform
 from services.trainer.engine.bridge import build_bridge
+from services.trainer.engine.log_probabilities import VocabularyShard
 from services.trainer.engine.lora import LoraSettings, add_adapters
 from services.trainer.engine.packed_attention import PackedSelfAttention
 from services.trainer.engine.parallel import ParallelLayout
@@ -46,6 +49,7 @@ class PolicyModel:
         transformer_engine = fused_norms and cpu_platform.has_gpu() and find_spec("transformer_engine") is not None
         self.adapters: dict[str, torch.nn.Parameter] = {}
         """LoRA's parameters by name; when there are any, they alone are trained."""
+        self._adapters_are_on = True
         self.hugging_face_config = config
         self.vocabulary_size: int = config.vocab_size
         self.bridge = build_bridge(
@@ -71,7 +75,22 @@ class PolicyModel:
 
     def add_adapters(self, settings: LoraSettings, layout: ParallelLayout, seed: int) -> None:
         """From here on adapters are trained, and nothing else."""
-        self.adapters = add_adapters(self.network, settings, layout, seed)
+        self.adapters = add_adapters(self.network, settings, layout, seed, are_on=lambda: self._adapters_are_on)
+
+    @contextmanager
+    def without_adapters(self) -> Iterator[None]:
+        """Forward passes inside are those of the model that the adapters were added to: it needs no second copy."""
+        self._adapters_are_on = False
+        try:
+            yield
+        finally:
+            self._adapters_are_on = True
+
+    def shard(self, logits: torch.Tensor, layout: ParallelLayout) -> VocabularyShard:
+        """Which part of the vocabulary this rank's `logits` [tokens, columns] are."""
+        return VocabularyShard.of_rank(
+            self.vocabulary_size, logits.size(1), layout.tensor_rank, layout.tensor_size, layout.tensor_group
+        )
 
     def named_parameters(self) -> dict[str, torch.nn.Parameter]:
         """This rank's shard of every parameter of the model itself, by Megatron's name."""

@@ -50,6 +50,9 @@ def run(
         list[str] | None, typer.Option("--set", "-s", help="trainer.KEY=VALUE over the TOML file, TOML syntax.")
     ] = None,
     every_step: Annotated[bool, typer.Option("--every-step", help="Write a version after each step.")] = False,
+    with_guards: Annotated[
+        bool, typer.Option("--guards/--no-guards", help="Do again what guards did: coefficients, drops, holds.")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Trains archived batches again, from chosen weights under chosen settings, into a lineage of its own.
@@ -70,7 +73,9 @@ def run(
         raise SettingsError(f"{directory} is there already: a lineage is never written over another")
     bus = open_bus(settings.kafka, client_id="retrain")
     history = read_training_history(bus, settings.kafka.namespace)
-    batches = choose_batches(history.steps.values(), settings.policy, lineage, step_range(steps))
+    batches = choose_batches(
+        history.steps.values(), settings.policy, lineage, step_range(steps), with_guards=with_guards
+    )
     weights = _starting_weights(start, settings, history)
     new_lineage = lineage_of(weights.identity(), batches, settings)
     if settings.threads:
@@ -81,7 +86,8 @@ def run(
     try:
         with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=errors, transient=True) as progress:
             line = progress.add_task("steps", total=len(batches))
-            policy = new_policy(settings, layout)
+            # What a teacher said is in the archive.
+            policy = new_policy(settings.model_copy(update={"teacher": None}), layout)
             weights.open(policy)
             done = retrain(
                 policy,
@@ -123,6 +129,7 @@ def _said(lineage: str, repeats: str, start: str, done: list[RetrainedStep], sto
                 "unchanged_reason": each.unchanged_reason,
                 "weight_version": each.weight_version,
                 "loss": each.loss,
+                "guarded": each.guarded,
                 "old_weight_version": each.old_weight_version,
             }
             for each in done

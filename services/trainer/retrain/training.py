@@ -2,10 +2,11 @@
 # Reason: drives torch through the trainer's compute half.
 """Trains the chosen batches and publishes what comes of it, under version numbers of its own folder."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from clawstream import ids
 from clawstream.durable_files import sha256_of_file
@@ -16,6 +17,7 @@ from services.trainer.learning_rate import LearningRateSchedule
 from services.trainer.policy import PolicyTrainer
 from services.trainer.publish import WeightStore
 from services.trainer.retrain.plan import RetrainingBatch
+from services.trainer.sample import StepResult, UnchangedReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,19 @@ class RetrainedStep:
     loss: float | None
     old_weight_version: int | None
     """The version that the batch made in the old lineage."""
+    guarded: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What guards had done there and was done again; empty for nothing."""
+
+
+def _step(policy: PolicyTrainer, batch: RetrainingBatch, schedule: LearningRateSchedule) -> StepResult:
+    """The step once more, with what guards did to it."""
+    samples = read_batch(batch.archived.path, batch.archived.sha256)
+    guarded = batch.guarded
+    if guarded.held:
+        return StepResult(changed=False, unchanged_reason=UnchangedReason.HELD, metrics={}, samples={})
+    samples = [sample.masked() if sample.sample_id in guarded.dropped else sample for sample in samples]
+    rate = schedule.at(policy.optimizer.num_updates) * guarded.learning_rate_factor
+    return policy.train_step(samples, rate, guarded.controls())
 
 
 def retrain(
@@ -83,8 +98,7 @@ def retrain(
     done: list[RetrainedStep] = []
     base_version = 0
     for step, batch in enumerate(batches, start=1):
-        samples = read_batch(batch.archived.path, batch.archived.sha256)
-        result = policy.train_step(samples, schedule.at(policy.optimizer.num_updates))
+        result = _step(policy, batch, schedule)
         version: int | None = None
         if step == len(batches) or (every_step and result.changed):
             snapshot = policy.snapshot()
@@ -106,6 +120,7 @@ def retrain(
                 repeats=batch.step,
                 changed=result.changed,
                 unchanged_reason=str(result.unchanged_reason or ""),
+                guarded=batch.guarded.as_document(),
                 weight_version=version,
                 loss=result.metrics.get("loss"),
                 old_weight_version=batch.weight_version,

@@ -2,21 +2,24 @@
 
 Two ranks share a model (tensor parallelism) or a batch (data parallelism), one of them is killed with -9 in the middle,
 and everything must come out as if nothing had happened. The reference is one rank, in this process, on the batches that
-the trainer archived.
+the trainer archived. Half of the samples ask the trainer's own teacher, which stays what it was.
 """
 
 import json
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from safetensors.torch import load_file
 
 from clawstream import topics
+from clawstream.blobs import resolve
 from clawstream.bus.kafka import KafkaBus
 from clawstream.clock import SystemClock
 from clawstream.settings import KafkaSettings
@@ -27,11 +30,13 @@ from clawstream.topics import full_name, topic_definitions
 from clawstream.topics_admin import apply_topics, wait_until_readable
 from clawstream.weights.manifest import verify
 from schemas.events import SampleEvent
-from services.trainer.algorithms.binary import Binary
+from services.trainer.algorithms.combine import Combine
 from services.trainer.batch_archive import read_batch
 from services.trainer.checkpoint import CheckpointStore
 from services.trainer.engine.parallel import ParallelLayout
+from services.trainer.own_teacher import OwnTeacherOptions
 from services.trainer.policy import PolicyTrainer
+from services.trainer.sample import TeacherTargets, TrainingSample
 from tests.fixtures.samples import make_sample, sample_record
 from tests.fixtures.system import wait_for
 from tests.flow.trainer.test_trainer_killed import committed
@@ -73,6 +78,8 @@ max_age_versions = 100
 max_sample_tokens = 20
 tokens_per_micro_batch = {TOKENS_PER_MICRO_BATCH}
 learning_rate = {{ peak = {LEARNING_RATE} }}
+algorithm = {{ factory = "services.trainer.algorithms.combine:Combine" }}
+teacher = {{}}
 weights_keep = 100
 [[processes]]
 name = "trainer-{policy}"
@@ -151,9 +158,18 @@ def samples(policy: str, start: int, stop: int) -> list[SampleEvent]:
             reward=1.0 if number % 3 else -1.0,
             prompt_ids=[3 + number % 5, 7, 9][: 1 + number % 3],
             response_ids=[10 + number % 11, 12, 14, 5],
+            hinted_prompt_ids=[4, 4, 3 + number % 5] if number % 2 else None,
         )
         for number in range(start, stop)
     ]
+
+
+def question(questions: dict[str, SampleEvent], sample: TrainingSample) -> TrainingSample:
+    """What the trainer was asked about a sample that it archived with the answer."""
+    request = questions[sample.sample_id].teacher_request
+    assert request is not None
+    hinted = resolve(request.prompt_ids).astype(np.int32)
+    return replace(sample, teacher=TeacherTargets.asked(hinted, sample.response_ids.size))
 
 
 def put(bus: KafkaBus, namespace: str, events: list[SampleEvent]) -> None:
@@ -193,10 +209,23 @@ def test_two_ranks_learn_what_one_learns_and_survive_the_death_of_one(
     assert checkpoint is not None
     assert (checkpoint.step, checkpoint.num_updates) == (4, 4)
 
-    reference = PolicyTrainer(ParallelLayout.start(), Binary(), tokens_per_micro_batch=TOKENS_PER_MICRO_BATCH)
+    reference = PolicyTrainer(
+        ParallelLayout.start(),
+        Combine(),
+        tokens_per_micro_batch=TOKENS_PER_MICRO_BATCH,
+        teacher=OwnTeacherOptions(),
+    )
     reference.load(tmp_path / "model")
+    questions = {event.sample_id: event for event in samples(run.policy, 0, 16) if event.teacher_request is not None}
     for step in steps:
         batch = read_batch(Path(step["batch_uri"].removeprefix("file://")), step["batch_sha256"])
+        asked = [sample for sample in batch if sample.sample_id in questions]
+        assert [sample.teacher is not None for sample in batch] == [sample in asked for sample in batch]
+        assert {each["sample_id"] for each in step["samples"] if each["has_teacher"]} == {s.sample_id for s in asked}
+        for sample, answer in zip(asked, reference.taught([question(questions, each) for each in asked]), strict=True):
+            assert sample.teacher is not None
+            assert answer.teacher is not None
+            np.testing.assert_allclose(sample.teacher.log_probs, answer.teacher.log_probs, atol=1e-5)
         result = reference.train_step(batch, LEARNING_RATE)
         for name in ("loss", "gradient_norm", "entropy_mean", "shift_mean_abs", "computed_tokens"):
             assert step["metrics"][name] == pytest.approx(result.metrics[name], rel=1e-5, abs=1e-5), name

@@ -2,10 +2,12 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from services.trainer.batch_archive import ArchivedBatch
 from services.trainer.guards.controls import StepControls
@@ -66,7 +68,15 @@ class FakePolicy:
         self.num_updates = snapshot.num_updates if snapshot else 0
         self.learning_rates: list[float] = []
         self.controls: list[StepControls] = []
+        self.questions: list[tuple[str, list[int]]] = []
+        """Sample and hinted prompt that the own teacher was asked about."""
+        self.trained: list[TrainingSample] = []
         self.answer: Callable[[Sequence[TrainingSample]], StepResult] | None = None
+
+    def taught(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+        asking = [sample for sample in samples if sample.asked_prompt_ids is not None]
+        self.questions += [(each.sample_id, list(each.asked_prompt_ids)) for each in asking]  # type: ignore[arg-type] # not None
+        return [sample if sample.asked_prompt_ids is None else answered(sample) for sample in samples]
 
     def train_step(
         self,
@@ -83,6 +93,7 @@ class FakePolicy:
             result = self.answer(samples)
             if not result.changed:
                 return result
+        self.trained += samples
         self.weights += [sample.sample_id for sample in samples]
         self.num_updates += 1
         self._faults.at("after train")
@@ -91,6 +102,12 @@ class FakePolicy:
     def snapshot(self) -> FakeSnapshot:
         self._faults.at("snapshot")
         return FakeSnapshot(tuple(self.weights), self.num_updates)
+
+
+def answered(sample: TrainingSample) -> TrainingSample:
+    assert sample.teacher is not None
+    log_probs = np.full(sample.response_ids.size, -0.5, np.float32)
+    return replace(sample, teacher=replace(sample.teacher, log_probs=log_probs, asked_prompt_ids=None))
 
 
 def statistics(samples: Sequence[TrainingSample]) -> dict[str, SampleStatistics]:
@@ -142,8 +159,10 @@ class FakeStore:
 class FakeArchive:
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
+        self.batches: list[list[TrainingSample]] = []
 
     def write(self, lineage: str, step: int, samples: Sequence[TrainingSample]) -> ArchivedBatch:
         self._faults.at("before archive")
+        self.batches.append(list(samples))
         self._faults.at("after archive")
         return ArchivedBatch(Path(f"/batches/{lineage}/{step}.safetensors"), f"{step:064x}")

@@ -93,6 +93,12 @@ def ids_of(answer: Answer, source: IdSource, count: int | None) -> list[list[int
     return chosen
 
 
+def leaking(constant: torch.Tensor, current: torch.Tensor, times: float = 1.0) -> torch.Tensor:
+    """The same numbers with so many times the gradient of `current`: a loss that does not treat them as constant shows
+    it. Numbers that are subtracted from one another leak differently, or it would cancel."""
+    return constant + times * (current - current.detach())
+
+
 def token_batch(answers: list[Answer], logits: torch.Tensor, algorithm: Algorithm) -> TokenBatch:
     """The batch for `algorithm`, in float64, from `logits` [tokens, vocabulary] of the current policy."""
     needs = algorithm.needs
@@ -111,28 +117,30 @@ def token_batch(answers: list[Answer], logits: torch.Tensor, algorithm: Algorith
         chosen = [each for answer in answers for each in ids_of(answer, needs.ids, needs.ids_per_token)]
         widest = max(1, *(len(each) for each in chosen))
         padded = torch.tensor([each + [-1] * (widest - len(each)) for each in chosen])
+        current = log_probabilities_at(logits, padded, units, shard)[0]
         given = GivenIds(
-            log_probs=log_probabilities_at(logits, padded, units, shard)[0],
-            proximal_log_probs=log_probabilities_at(stacked("proximal"), padded, units, shard)[0],
-            teacher_log_probs=log_probabilities_at(stacked("teacher"), padded, units, shard)[0],
+            log_probs=current,
+            proximal_log_probs=leaking(log_probabilities_at(stacked("proximal"), padded, units, shard)[0], current),
+            teacher_log_probs=leaking(log_probabilities_at(stacked("teacher"), padded, units, shard)[0], current, 3.0),
             mask=padded >= 0,
         )
     opd_mask = stacked("opd_mask")
     teacher = log_probabilities(stacked("teacher"), ids, units, shard)[0]
+    unit = log_probabilities(logits, ids, units, shard)[0]
     return TokenBatch(
         log_probs=log_probs,
-        proximal_log_probs=log_probabilities(stacked("proximal"), ids, temperatures, shard)[0],
-        behaviour_log_probs=stacked("behaviour"),
+        proximal_log_probs=leaking(log_probabilities(stacked("proximal"), ids, temperatures, shard)[0], log_probs),
+        behaviour_log_probs=leaking(stacked("behaviour"), log_probs, 2.0),
         sample_of_token=torch.as_tensor(np.repeat(np.arange(len(answers)), lengths)),
         advantages=torch.tensor([answer.advantage for answer in answers], dtype=torch.float64),
         rl_mask=stacked("rl_mask"),
         opd_mask=opd_mask,
         rollout_of_sample=torch.tensor([answer.rollout for answer in answers]),
-        teacher_log_probs=torch.where(opd_mask, teacher, 0.0),
-        unit_log_probs=log_probabilities(logits, ids, units, shard)[0],
-        unit_proximal_log_probs=log_probabilities(stacked("proximal"), ids, units, shard)[0],
+        teacher_log_probs=leaking(torch.where(opd_mask, teacher, 0.0), unit, 3.0),
+        unit_log_probs=unit,
+        unit_proximal_log_probs=leaking(log_probabilities(stacked("proximal"), ids, units, shard)[0], unit),
         entropies=entropies,
-        reference_log_probs=log_probabilities(stacked("reference"), ids, temperatures, shard)[0],
+        reference_log_probs=leaking(log_probabilities(stacked("reference"), ids, temperatures, shard)[0], log_probs),
         given=given,
     )
 

@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from services.trainer.engine.optimizer import MOMENTS
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.guards.bounds import Bound
 from services.trainer.guards.controls import StepControls
+from services.trainer.own_teacher import OwnTeacherOptions
 from services.trainer.policy import PolicyTrainer
 from services.trainer.ranks import RankChannel, RankedPolicy, follow
-from services.trainer.sample import StepResult, TrainingSample, UnchangedReason
+from services.trainer.sample import StepResult, TeacherTargets, TrainingSample, UnchangedReason
 from tests.unit.trainer.tiny_models import ARCHITECTURES, random_samples, with_teachers
 
 RATE = 1e-3
@@ -87,6 +89,46 @@ def step_of(layout: ParallelLayout, model: Path, name: str) -> tuple[StepResult,
     return result, {} if snapshot is None else snapshot.moments["exp_avg"]
 
 
+def run_teacher(layout: ParallelLayout, model: Path, out: Path) -> None:
+    """What the own teacher says, on every rank; the file is as seen from rank 0."""
+    said = taught(layout, model)
+    mine = torch.cat([each.double().flatten() for each in said.values()])
+    largest = mine.clone()
+    torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
+    assert torch.equal(largest, mine), "the ranks were told different things"
+    if layout.rank == 0:
+        out.mkdir(parents=True)
+        save_file(said, out / "taught.safetensors")
+
+
+def taught(layout: ParallelLayout, model: Path) -> dict[str, torch.Tensor]:
+    """Everything that it can say: at the answer's ids, the policy's and its own; the second sample does not ask."""
+    algorithm = load_algorithm("services.trainer.algorithms.hybrid:Hybrid", {"support": "overlap", "support_size": 5})
+    policy = PolicyTrainer(layout, algorithm, tokens_per_micro_batch=40, teacher=OwnTeacherOptions())
+    policy.load(model)
+    questions = [
+        each
+        if index == 1
+        else replace(
+            each, teacher=TeacherTargets.asked(np.append(each.prompt_ids, np.int32(7)), each.response_ids.size)
+        )
+        for index, each in enumerate(samples())
+    ]
+    said: dict[str, torch.Tensor] = {}
+    for index, sample in enumerate(policy.taught(questions)):
+        if sample.teacher is not None:
+            assert sample.teacher.top is not None
+            assert sample.teacher.support is not None
+            said |= {
+                f"{index}.log_probs": torch.as_tensor(sample.teacher.log_probs),
+                f"{index}.top_ids": torch.as_tensor(sample.teacher.top.ids),
+                f"{index}.top_log_probs": torch.as_tensor(sample.teacher.top.log_probs),
+                f"{index}.support_ids": torch.as_tensor(sample.teacher.support.ids),
+                f"{index}.support_log_probs": torch.as_tensor(sample.teacher.support.log_probs),
+            }
+    return {name: tensor.contiguous() for name, tensor in said.items()}
+
+
 def write(
     out: Path,
     scores: list[np.ndarray],
@@ -111,6 +153,7 @@ def main(models: Path, out: Path) -> None:
         run_loss(layout, models, out / "tensor-losses" / name, name)
     for architecture in ("qwen2", "qwen3"):
         run(layout, models, out / "tensor-lora" / architecture, architecture, tokens_per_micro_batch=40, lora=LORA)
+    run_teacher(layout, models / "qwen3", out / "tensor-teacher")
     resume_on_the_other_layout(layout, models, out / "tensor-checkpoints")
     guards_decide_alike(layout, models)
     parallel_state.destroy_model_parallel()
@@ -120,6 +163,7 @@ def main(models: Path, out: Path) -> None:
     run(layout, models, out / "data" / "qwen3", "qwen3", tokens_per_micro_batch=20)
     run(layout, models, out / "data-bfloat16" / "qwen3", "qwen3", tokens_per_micro_batch=20, dtype=torch.bfloat16)
     run(layout, models, out / "data-lora" / "qwen3", "qwen3", tokens_per_micro_batch=20, lora=LORA)
+    run_teacher(layout, models / "qwen3", out / "data-teacher")
     resume_on_the_other_layout(layout, models, out / "data-checkpoints")
     for name in LOSSES:
         run_loss(layout, models, out / "data-losses" / name, name)

@@ -17,7 +17,7 @@ from services.trainer.checkpoint import CheckpointStore
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.policy import PolicySnapshot, PolicyTrainer
 from services.trainer.sample import StepResult
-from tests.unit.trainer.parallel_worker import LORA, LOSSES, RATE, REWARDS, samples, step_of
+from tests.unit.trainer.parallel_worker import LORA, LOSSES, RATE, REWARDS, samples, step_of, taught
 from tests.unit.trainer.tiny_models import ARCHITECTURES, random_samples
 
 pytestmark = pytest.mark.slow
@@ -122,6 +122,17 @@ def test_every_loss_is_the_same(
         assert found["losses"][sample_id] == pytest.approx(statistics.loss, rel=1e-3, abs=1e-5)
     for tensor, moment in load_file(two_processes / kind / name / "exp_avg.safetensors").items():
         torch.testing.assert_close(moment, moments[tensor], rtol=5e-3, atol=1e-5, msg=lambda m, n=tensor: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("kind", ["tensor-teacher", "data-teacher"])
+def test_the_own_teacher_says_the_same(
+    kind: str, two_processes: Path, layout: ParallelLayout, model_directory: Callable[[str], Path]
+) -> None:
+    expected = taught(layout, model_directory("qwen3"))
+    found = load_file(two_processes / kind / "taught.safetensors")
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        torch.testing.assert_close(found[name], values, rtol=0, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @pytest.mark.parametrize("kind", ["tensor", "data"])

@@ -102,7 +102,8 @@ class World:
         self.policy = FakePolicy(self.faults, snapshot)
         self.policy.answer = answer
         store = FakeStore(self.disk, self.faults)
-        trainer = Trainer(self.settings, around, policy=self.policy, store=store, archive=FakeArchive(self.faults))
+        self.archive = FakeArchive(self.faults)
+        trainer = Trainer(self.settings, around, policy=self.policy, store=store, archive=self.archive)
         if document is not None:
             progress = Progress.from_document(document)
         else:
@@ -306,6 +307,71 @@ def test_samples_that_nobody_can_train_on_are_dead_letters_with_all_lengths() ->
         assert event.sample_id in found[turn]
         assert "response_ids [" in found[turn]
         assert "behaviour_logprobs [4]" in found[turn]
+
+
+COMBINE = {"factory": "services.trainer.algorithms.combine:Combine"}
+
+
+def test_the_own_teacher_answers_before_the_batch_is_archived() -> None:
+    world = World(batch_size=3, algorithm=COMBINE, teacher={})
+    asking = [
+        make_sample("both", hinted_prompt_ids=[9, 1, 2, 3]),
+        make_sample("hint", reward=None, hinted_prompt_ids=[8, 1, 2, 3]),
+    ]
+    world.put(*asking, make_sample("reward"))
+    settle(world.start(), world)
+    (step,) = world.steps()
+    assert sorted(world.policy.questions) == sorted(
+        [(asking[0].sample_id, [9, 1, 2, 3]), (asking[1].sample_id, [8, 1, 2, 3])]
+    )
+    assert {each.turn_id: each.has_teacher for each in step.samples} == {"both": True, "hint": True, "reward": False}
+    assert step.closed_by == "count", "a hint that is still to be scored counts as a signal"
+    assert [sample.is_finite for sample in world.archive.batches[0]] == [True] * 3
+    assert [sample.is_finite for sample in world.policy.trained] == [True] * 3
+
+
+def test_a_question_to_a_trainer_without_a_teacher_leaves_the_reward() -> None:
+    world = World(algorithm=COMBINE)
+    hint_only = make_sample("hint", reward=None, hinted_prompt_ids=[8, 1, 2, 3])
+    world.put(make_sample("both", hinted_prompt_ids=[9, 1, 2, 3]), make_sample("reward"), hint_only)
+    settle(world.start(), world)
+    steps = world.steps()
+    assert {each.turn_id: each.has_teacher for each in steps[0].samples} == {"both": False, "reward": False}
+    (dropped,) = [each for step in steps for each in step.drops]
+    assert (dropped.turn_id, dropped.reason) == ("hint", DropReason.NO_COMPONENT)
+    assert dropped.detail == "it carries a request for the trainer's own teacher"
+    assert world.policy.questions == []
+
+
+def test_questions_that_the_own_teacher_cannot_be_asked_are_listed() -> None:
+    world = World(max_sample_tokens=20, algorithm=COMBINE, teacher={})
+    world.put(
+        make_sample("long", hinted_prompt_ids=[1] * 17),
+        make_sample("foreign", hinted_prompt_ids=[1000]),
+        make_sample("nothing", hinted_prompt_ids=[]),
+        make_sample("good", hinted_prompt_ids=[1] * 16),
+    )
+    settle(world.start(), world)
+    (step,) = world.steps()
+    assert [sample.turn_id for sample in step.samples] == ["good"]
+    (foreign,) = step.drops
+    assert (foreign.turn_id, foreign.reason) == ("foreign", DropReason.OTHER_TOKENIZER)
+    assert "teacher_request.prompt_ids 1000..1000" in foreign.detail
+    found = dead_letters(world)
+    assert found.keys() == {"long", "nothing"}
+    assert "21 tokens with the hinted prompt, but max_sample_tokens is 20" in found["long"]
+    assert "teacher_request.prompt_ids [17]" in found["long"]
+    assert "teacher_request.prompt_ids is not an array" in found["nothing"]
+
+
+def test_the_version_that_teaches_is_never_removed() -> None:
+    world = World(batch_size=1, max_age_versions=None, algorithm=COMBINE, teacher={"version": 1})
+    loop = world.start()
+    world.heartbeat(4)
+    for number in range(4):
+        world.put(make_sample(f"turn-{number}"))
+        settle(loop, world)
+    assert world.disk.deleted == [2], "1 teaches, 3 is the newest's base, 4 the newest"
 
 
 def test_a_restart_reads_past_what_it_could_not_train_on() -> None:

@@ -28,6 +28,15 @@ def trainer(**values: Any) -> TrainerSettings:
         ({"advantage": {"rollout_settle_seconds": 9, "rollout_timeout_seconds": 9}}, "must be below"),
         ({"at_least_one": True, "advantage": {"mode": "user_baseline"}}, "at_least_one has no effect"),
         ({"algorithm": {"options": {"clip": 1}}}, "clip"),
+        ({"teacher": {}}, "binary:Binary learns nothing from a teacher"),
+        (
+            {"teacher": {"model": "m", "version": 1}, "algorithm": {"factory": ALGORITHMS + "opd:Opd"}},
+            "two teachers",
+        ),
+        (
+            {"teacher": {"version": 1}, "lora": {}, "algorithm": {"factory": ALGORITHMS + "opd:Opd"}},
+            "versions are adapters",
+        ),
         ({"algorithm": {"options": {"dual_clip": 1.1}}}, "must exceed 1"),
         ({"algorithm": {"options": {"icepop_high": 0.9}}}, "fresh data would be left out"),
         (
