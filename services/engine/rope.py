@@ -32,6 +32,6 @@ def scale_llama3(frequencies: Tensor, scaling: Llama3RopeScaling) -> Tensor:
 
 
 def rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """`heads` [rows, heads, head_dim] rotated by the rows' positions; `cosines` and signed `sines` [rows, 1, head_dim]."""
+    """`heads` [rows, heads, head_dim] turned by the rows' positions; cosines and signed sines [rows, 1, head_dim]."""
     swapped = heads.roll(heads.shape[-1] // 2, dims=-1)  # the second half first
     return (heads * cosines).addcmul_(swapped, sines)
