@@ -4,20 +4,22 @@
 
     OMP_WAIT_POLICY=passive python benchmarks/engine_against_transformers.py --model-path models/smollm2
 
-Greedy, prompts of mixed length, end tokens ignored, prefill included. Alternates between the two so that a busy machine
-slows both, and takes each one's best round. Prints one JSON object; `ratio` is the goal of at least 2 at batch 16, and
-`cpu_ratio` compares processor seconds, which other processes disturb less.
+Greedy, prompts of mixed length, end tokens ignored, prefill included. The two alternate round by round, so that a busy
+machine slows both. Prints one JSON object. Each figure is a median over the rounds, with the least and the most beside
+it; a ratio is that of two neighbouring rounds. `ratio` is the goal of at least 2 at batch 16; `cpu_ratio` compares
+processor seconds of all threads, which other processes disturb less. The greedy ids must be Hugging Face's, and so must
+the log-probs, to which its model alone gives the reference.
 """
 
 import asyncio
 import json
-import math
+import statistics
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 import typer
@@ -28,6 +30,8 @@ from clawstream.settings import LogSettings
 from services.engine.engine import DTYPES, Engine
 from services.engine.requests import GenerateBody, SamplingParameters
 from services.engine.settings import EngineSettings
+
+Result = TypeVar("Result")
 
 PROMPT_TOKENS = range(60, 140, 5)
 """Lengths of the prompts: 100 on average."""
@@ -51,16 +55,16 @@ def run_transformers(model, prompts: list[list[int]], new_tokens: int) -> list[l
     return output[:, longest:].tolist()
 
 
-def run_engine(engine: Engine, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
-    """[batch, new_tokens] ids of the engine's answers to concurrent requests."""
+def run_engine(engine: Engine, prompts: list[list[int]], new_tokens: int) -> list[dict[str, Any]]:
+    """[batch] the engine's answers to concurrent requests."""
     parameters = SamplingParameters(max_new_tokens=new_tokens, temperature=0.0, ignore_eos=True)
 
-    async def answer(prompt: list[int]) -> list[int]:
+    async def answer(prompt: list[int]) -> dict[str, Any]:
         body = GenerateBody(input_ids=prompt, sampling_params=parameters, return_logprob=True)
         responses: list[dict[str, Any]] = [part async for part in engine.generate(body, engine.check(body))]
-        return responses[-1]["output_ids"]
+        return responses[-1]
 
-    async def answer_all() -> list[list[int]]:
+    async def answer_all() -> list[dict[str, Any]]:
         outputs = await asyncio.gather(*(answer(prompt) for prompt in prompts))
         await engine.forget_prefixes()
         return outputs
@@ -70,20 +74,40 @@ def run_engine(engine: Engine, prompts: list[list[int]], new_tokens: int) -> lis
 
 @dataclass
 class Stopwatch:
-    """The best of several rounds."""
+    """Several rounds of one side."""
 
-    seconds: float = math.inf
-    """By the wall clock"""
-    cpu_seconds: float = math.inf
-    """Of all threads of this process"""
+    seconds: list[float] = field(default_factory=list[float])
+    """[rounds] by the wall clock"""
+    cpu_seconds: list[float] = field(default_factory=list[float])
+    """[rounds] of all threads of this process"""
 
-    def time(self, function: Callable[[], list[list[int]]]) -> list[list[int]]:
+    def time(self, function: Callable[[], Result]) -> Result:
         """Run one round and return its result."""
         start, cpu_start = time.perf_counter(), time.process_time()
         result = function()
-        self.cpu_seconds = min(self.cpu_seconds, time.process_time() - cpu_start)
-        self.seconds = min(self.seconds, time.perf_counter() - start)
+        self.cpu_seconds.append(time.process_time() - cpu_start)
+        self.seconds.append(time.perf_counter() - start)
         return result
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, least and most."""
+    figures = {"median": statistics.median(values), "least": min(values), "most": max(values)}
+    return {name: round(value, 2) for name, value in figures.items()}
+
+
+def largest_logprob_error(model, prompts: list[list[int]], answers: list[dict[str, Any]]) -> float:
+    """Largest difference in nats between the answers' log-probs and those of Hugging Face's model for the same ids."""
+    errors: list[float] = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        output = torch.tensor(answer["output_ids"])  # [new_tokens]
+        with torch.inference_mode():
+            ids = torch.tensor([prompt + answer["output_ids"]])
+            logits = model(ids, use_cache=False, logits_to_keep=len(output) + 1).logits[0, :-1]
+        expected = torch.log_softmax(logits.float(), dim=-1).gather(1, output.unsqueeze(1)).squeeze(1)
+        ours = torch.tensor([entry[0] for entry in answer["meta_info"]["output_token_logprobs"]])
+        errors.append(float((ours - expected).abs().max()))
+    return max(errors)
 
 
 def main(
@@ -92,7 +116,7 @@ def main(
     new_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 64,
     threads: Annotated[int, typer.Option(help="Threads of both.")] = 2,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16, of both.")] = "float32",
-    rounds: Annotated[int, typer.Option(help="Measured rounds; the best counts.")] = 3,
+    rounds: Annotated[int, typer.Option(help="Measured rounds of each, in turn.")] = 5,
 ) -> None:
     """Measure both and print the ratio."""
     torch.set_num_threads(threads)
@@ -109,10 +133,10 @@ def main(
     run_transformers(model, prompts, 4)
     run_engine(engine, prompts, 4)
     theirs, ours = Stopwatch(), Stopwatch()
-    expected, outputs = [], []
+    expected, answers = [], []
     for _ in range(rounds):
-        outputs = ours.time(lambda: run_engine(engine, prompts, new_tokens))
         expected = theirs.time(lambda: run_transformers(model, prompts, new_tokens))
+        answers = ours.time(lambda: run_engine(engine, prompts, new_tokens))
     engine.worker.stop()
 
     total = batch * new_tokens
@@ -122,11 +146,15 @@ def main(
         "batch": batch,
         "threads": threads,
         "new_tokens": new_tokens,
-        "transformers_tokens_per_second": round(total / theirs.seconds, 1),
-        "engine_tokens_per_second": round(total / ours.seconds, 1),
-        "ratio": round(theirs.seconds / ours.seconds, 2),
-        "cpu_ratio": round(theirs.cpu_seconds / ours.cpu_seconds, 2),
-        "answers_equal": sum(one == other for one, other in zip(outputs, expected, strict=True)),
+        "rounds": rounds,
+        "transformers_tokens_per_second": spread([total / seconds for seconds in theirs.seconds]),
+        "engine_tokens_per_second": spread([total / seconds for seconds in ours.seconds]),
+        "ratio": spread([one / other for one, other in zip(theirs.seconds, ours.seconds, strict=True)]),
+        "transformers_cpu_seconds": spread(theirs.cpu_seconds),
+        "engine_cpu_seconds": spread(ours.cpu_seconds),
+        "cpu_ratio": spread([one / other for one, other in zip(theirs.cpu_seconds, ours.cpu_seconds, strict=True)]),
+        "answers_equal": sum(one["output_ids"] == other for one, other in zip(answers, expected, strict=True)),
+        "largest_logprob_error": round(largest_logprob_error(model, prompts, answers), 6),
     }
     sys.stdout.write(json.dumps(result) + "\n")
 

@@ -9,13 +9,17 @@ from services.engine.architecture import Llama3RopeScaling, ModelArchitecture
 
 
 def rotary_tables(architecture: ModelArchitecture, context_tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of every position, each [context_tokens, head_dim / 2]; computed in fp32."""
+    """Cosines and signed sines of every position, each [context_tokens, head_dim]; computed in fp32.
+
+    Both are repeated for the two halves of a head; the sines of the first half are negated, as `rotate` wants them.
+    """
     exponents = torch.arange(0, architecture.head_dim, 2, dtype=torch.float32) / architecture.head_dim
     frequencies = 1.0 / architecture.rope_theta**exponents  # [head_dim / 2]
     if architecture.rope_scaling is not None:
         frequencies = scale_llama3(frequencies, architecture.rope_scaling)
     angles = torch.outer(torch.arange(context_tokens, dtype=torch.float32), frequencies)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    cosines, sines = angles.cos(), angles.sin()
+    return torch.cat((cosines, cosines), dim=-1).to(dtype), torch.cat((-sines, sines), dim=-1).to(dtype)
 
 
 def scale_llama3(frequencies: Tensor, scaling: Llama3RopeScaling) -> Tensor:
@@ -28,6 +32,6 @@ def scale_llama3(frequencies: Tensor, scaling: Llama3RopeScaling) -> Tensor:
 
 
 def rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """`heads` [rows, heads, head_dim] rotated by the rows' positions; cosines and sines are [rows, 1, head_dim / 2]."""
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
+    """`heads` [rows, heads, head_dim] turned by the rows' positions; cosines and signed sines [rows, 1, head_dim]."""
+    swapped = heads.roll(heads.shape[-1] // 2, dims=-1)  # the second half first
+    return (heads * cosines).addcmul_(swapped, sines)

@@ -78,9 +78,10 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> tuple[list[int], Tens
     for index, row in enumerate(rows):
         if row.is_penalised:
             penalise(logits[index], row)
-    temperatures = torch.tensor([row.divisor for row in rows]).unsqueeze(1)  # [rows, 1]
-    logprobs = torch.log_softmax(logits / temperatures, dim=-1)  # [rows, vocabulary]
-    token_ids = logprobs.argmax(dim=-1)  # [rows]
+    if any(row.divisor != 1.0 for row in rows):
+        logits = logits / torch.tensor([row.divisor for row in rows]).unsqueeze(1)
+    logprobs = torch.log_softmax(logits, dim=-1)  # [rows, vocabulary]
+    token_ids = most_likely(logprobs)  # [rows]
     random_rows = [index for index, row in enumerate(rows) if not row.is_greedy]
     if random_rows:
         probabilities = logprobs[torch.tensor(random_rows)].exp()
@@ -90,6 +91,17 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> tuple[list[int], Tens
         uniforms = torch.tensor([rows[index].uniform for index in random_rows], dtype=torch.float64)
         token_ids[torch.tensor(random_rows)] = invert_cumulative(probabilities, uniforms)
     return token_ids.tolist(), logprobs
+
+
+def most_likely(logprobs: Tensor) -> Tensor:
+    """The first token of the highest log-prob in each row of `logprobs` [rows, vocabulary]. Returns [rows].
+
+    As `argmax`, which torch does not vectorise: here it only sees one maximum per block, then one block.
+    """
+    rows, vocabulary = logprobs.shape
+    blocks = pad(logprobs, (0, -vocabulary % BLOCK_SIZE), value=-torch.inf).view(rows, -1, BLOCK_SIZE)
+    block = blocks.amax(dim=-1).argmax(dim=-1)  # [rows]
+    return block * BLOCK_SIZE + blocks[torch.arange(rows), block].argmax(dim=-1)
 
 
 def penalise(logits: Tensor, row: SamplingRow) -> None:

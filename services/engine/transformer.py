@@ -68,9 +68,9 @@ class StepLayout:
     positions: Tensor
     """[rows] position of each row in its sequence"""
     cosines: Tensor
-    """[rows, 1, head_dim / 2]"""
+    """[rows, 1, head_dim]"""
     sines: Tensor
-    """[rows, 1, head_dim / 2]"""
+    """[rows, 1, head_dim], signed for `rotate`"""
     decode_slots: list[int]
     """[decode_rows] slots of the first rows: those with one token each"""
     decode_lengths: list[int]
@@ -98,17 +98,20 @@ class Transformer:
         layout = self._layout(chunks)
         token_ids = torch.tensor([token for chunk in chunks for token in chunk.token_ids])  # [rows]
         hidden = embedding(token_ids, weights.embedding)  # [rows, hidden]
+        last = len(weights.layers) - 1
+        # Of the last layer the cache wants all rows, but only those with logits are computed past its attention.
+        kept = torch.tensor(logit_rows) if 0 < len(logit_rows) < hidden.shape[0] else None
         for index, layer in enumerate(weights.layers):
-            hidden = self._layer(index, layer, hidden, layout)
+            hidden = self._layer(index, layer, hidden, layout, kept if index == last else None)
         if not logit_rows:
             return hidden.new_empty((0, self.architecture.vocabulary_size), dtype=torch.float32)
-        if len(logit_rows) < hidden.shape[0]:
-            hidden = hidden[torch.tensor(logit_rows)]
         normed = rms_norm(hidden, weights.final_norm.shape, weights.final_norm, self.architecture.norm_epsilon)
         return weights.output(normed).float()
 
-    def _layer(self, index: int, layer: LayerWeights, hidden: Tensor, layout: StepLayout) -> Tensor:
-        """[rows, hidden] -> [rows, hidden]"""
+    def _layer(
+        self, index: int, layer: LayerWeights, hidden: Tensor, layout: StepLayout, kept: Tensor | None
+    ) -> Tensor:
+        """[rows, hidden] -> [rows, hidden], or the `kept` [kept_rows] of these rows"""
         architecture = self.architecture
         epsilon = architecture.norm_epsilon
         num_rotated = architecture.num_heads + architecture.num_kv_heads
@@ -122,11 +125,13 @@ class Transformer:
         self.cache.keys[index][layout.slots, :, layout.positions] = rotated[:, architecture.num_heads :]
         self.cache.values[index][layout.slots, :, layout.positions] = heads[:, num_rotated:]
         attended = self._attention(index, rotated[:, : architecture.num_heads], layout)  # [rows, heads * head_dim]
-        hidden = hidden + layer.attention_output(attended)
+        if kept is not None:
+            attended, hidden = attended[kept], hidden[kept]
+        hidden = layer.attention_output.added_to(hidden, attended)
 
         normed = rms_norm(hidden, layer.feed_forward_norm.shape, layer.feed_forward_norm, epsilon)
         gate, up = layer.gate_up(normed).chunk(2, dim=-1)  # each [rows, intermediate]
-        return hidden + layer.down(silu(gate) * up)
+        return layer.down.added_to(hidden, silu(gate).mul_(up))
 
     def _attention(self, index: int, queries: Tensor, layout: StepLayout) -> Tensor:
         """`queries` [rows, heads, head_dim] -> [rows, heads * head_dim]"""

@@ -1,6 +1,7 @@
 """A model's weights as the engine computes with them: query, key and value fused, gate and up fused, linears packed."""
 
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from clawstream.errors import WeightsError
 from services.engine.adapters import CONFIG_NAME, Adapters
 from services.engine.architecture import ModelArchitecture, read_architecture, read_json
+from services.engine.huge_pages import collapse_pages
 from services.engine.linear import Linear, make_linear
 from services.engine.safetensors_files import read_tensors
 
@@ -48,6 +50,12 @@ class ModelWeights:
     """[hidden]"""
     output: Linear
     """hidden -> vocabulary"""
+
+    @property
+    def linears(self) -> list[Linear]:
+        """All of them."""
+        layers = [(x.query_key_value, x.attention_output, x.gate_up, x.down) for x in self.layers]
+        return [*chain.from_iterable(layers), self.output]
 
 
 class TensorReader:
@@ -130,6 +138,7 @@ def load_weights(
     with torch.inference_mode():
         weights = assemble(architecture, reader, packed=packed)
     reader.check_nothing_left()
+    collapse_pages(weights.linears)
     return weights
 
 

@@ -16,10 +16,11 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from clawstream.errors import WeightsError
 from services.engine.architecture import parse_architecture, read_architecture, read_stop_token_ids
+from services.engine.huge_pages import collapse_pages, huge_pages
 from services.engine.linear import make_linear, packing_works
 from services.engine.responses import version_spans
 from services.engine.rope import rotary_tables
-from services.engine.sampling import SamplingRow, invert_cumulative, sample, truncate
+from services.engine.sampling import SamplingRow, invert_cumulative, most_likely, sample, truncate
 from services.engine.stops import IncrementalText, StopStrings
 from services.engine.tiny_model import build_config, build_tokenizer, write_tiny_model
 from services.engine.tokens import TokenCodec
@@ -143,8 +144,8 @@ def test_llama3_rope_scaling_equals_transformers() -> None:
     expected, _ = ROPE_INIT_FUNCTIONS["llama3"](LlamaConfig(**config), torch.device("cpu"))
     cosines, sines = rotary_tables(parse_architecture(config), 1000, torch.float32)
     angles = torch.outer(torch.arange(1000).float(), expected)
-    torch.testing.assert_close(cosines, angles.cos(), atol=1e-4, rtol=0)
-    torch.testing.assert_close(sines, angles.sin(), atol=1e-4, rtol=0)
+    torch.testing.assert_close(cosines, angles.cos().repeat(1, 2), atol=1e-4, rtol=0)
+    torch.testing.assert_close(sines, torch.cat((-angles.sin(), angles.sin()), dim=-1), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -185,6 +186,41 @@ def test_plain_and_packed_linears_agree() -> None:
     torch.testing.assert_close(plain, x @ weight.T + bias)
     if packing_works(torch.float32):
         torch.testing.assert_close(make_linear(weight, bias, packed=True)(x), plain, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_linear_layer_adds_to_a_residual_that_stays_as_it_was(packed: bool) -> None:
+    weight, bias, x, residual = torch.randn(96, 64), torch.randn(96), torch.randn(7, 64), torch.randn(7, 96)
+    before = residual.clone()
+    if packed and not packing_works(torch.float32):
+        packed = False
+    added = make_linear(weight, bias, packed=packed).added_to(residual, x)
+    torch.testing.assert_close(added, before + x @ weight.T + bias, atol=1e-5, rtol=1e-5)
+    assert torch.equal(residual, before)
+
+
+def test_huge_pages_cover_all_packed_weights_and_change_no_result() -> None:
+    if not packing_works(torch.float32):
+        assert huge_pages([make_linear(torch.randn(96, 64), None, packed=False)]) == []
+        return
+    large = make_linear(torch.randn(4096, 2048), None, packed=True)  # 32 MiB
+    x = torch.randn(3, 2048)
+    before = large(x)
+    numbers = huge_pages([large, make_linear(torch.randn(96, 64), None, packed=False)])
+    assert len(numbers) in (16, 17)  # 32 MiB seldom begin at a page
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    assert collapse_pages([large]) <= len(numbers)
+    assert torch.equal(large(x), before)
+
+
+@given(st.integers(1, 700), st.integers(0, 2**32 - 1))
+def test_the_most_likely_token_is_the_first_of_the_highest_log_prob(vocabulary: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logprobs = torch.randint(-3, 1, (4, vocabulary), generator=generator).float()  # ties
+    logprobs[0] = -torch.inf
+    logprobs[0, vocabulary // 2] = -5.0
+    expected = [row.index(max(row)) for row in logprobs.tolist()]
+    assert most_likely(logprobs).tolist() == expected
 
 
 def test_stop_ids_of_both_configs_count(tmp_path: Path) -> None:
