@@ -53,8 +53,8 @@ async def test_two_gateways_serve_one_conversation(broker: str, namespace: str, 
     bus = kafka_bus(broker, namespace)
     turns: list[TurnEvent] = []
     async with (
-        running_gateway(bus, tmp_path, name="one", namespace=namespace, other_gateway_wait_seconds=60) as one,
-        running_gateway(bus, tmp_path, name="two", namespace=namespace, other_gateway_wait_seconds=60) as two,
+        running_gateway(bus, tmp_path, name="one", namespace=namespace, other_gateway_wait_seconds=5) as one,
+        running_gateway(bus, tmp_path, name="two", namespace=namespace, other_gateway_wait_seconds=5) as two,
     ):
         await until(lambda: one.conversations.is_ready() and two.conversations.is_ready())
         turns.append(await one.answer([user("begin")], "answer number 0"))

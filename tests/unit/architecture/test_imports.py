@@ -51,18 +51,14 @@ def test_environments_are_clients_that_could_run_anywhere(example: str) -> None:
 
 
 IMPORT_WITHOUT_TORCH = """
-import importlib, importlib.abc, sys
+import importlib, sys
 
-class Blocker(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "megatron", "mbridge"):
-            raise ModuleNotFoundError(f"blocked: {name}", name=name)
-        return None
-
-sys.meta_path.insert(0, Blocker())
+# As on a machine without them: an import fails, and who only asks whether they are there is told no.
+absent = ("torch", "megatron", "mbridge")
+sys.modules.update(dict.fromkeys(absent))
 for module in sys.argv[1:]:
     importlib.import_module(module)
-assert "torch" not in sys.modules
+assert [sys.modules[name] for name in absent] == [None] * 3
 sys.stdout.write(f"{len(sys.argv) - 1} modules")
 """
 
@@ -80,9 +76,9 @@ def test_everything_but_trainer_and_engine_imports_without_torch() -> None:
     assert result.stdout == f"{len(modules)} modules"
 
 
-def test_the_blocker_blocks() -> None:
+def test_what_is_absent_cannot_be_imported() -> None:
     result = subprocess.run(
         [sys.executable, "-c", IMPORT_WITHOUT_TORCH, "torch"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert result.returncode != 0
-    assert "blocked: torch" in result.stderr
+    assert "import of torch halted" in result.stderr
