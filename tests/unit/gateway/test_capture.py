@@ -52,7 +52,7 @@ def test_chunks_add_up_and_a_sound_answer_is_trainable(data: st.DataObject) -> N
 def test_whatever_is_wrong_is_found_and_never_mended(
     ids: list[int], logprobs: list[float | None], spans: list[VersionSpan]
 ) -> None:
-    capture = Capture(list(ids), list(logprobs), list(spans), "stop")
+    capture = Capture(list(ids), list(logprobs), version_spans=list(spans), finish_reason="stop")
     sound = (
         len(ids) == len(logprobs)
         and all(value is not None and value >= -1e30 for value in logprobs)
@@ -77,16 +77,16 @@ def test_spans_with_gaps_or_overlaps_cover_nothing() -> None:
 
 def test_faults_of_the_data_come_before_choices_of_the_client() -> None:
     greedy = PLAIN.model_copy(update={"temperature": 0.0, "top_k": 5})
-    sound = Capture([1], [-1.0], [VersionSpan(weight_version=0, start=0, end=1)], "stop")
+    sound = Capture([1], [-1.0], version_spans=[VersionSpan(weight_version=0, start=0, end=1)], finish_reason="stop")
     found = judge(sound, greedy, TurnType.SIDE)
     assert found == Untrainable(UntrainableReason.ALTERED_DISTRIBUTION, "temperature=0, top_k=5")
-    assert judge(Capture([1], [], [], "stop"), greedy, TurnType.SIDE) == Untrainable(
+    assert judge(Capture([1], finish_reason="stop"), greedy, TurnType.SIDE) == Untrainable(
         UntrainableReason.NO_LOGPROBS, "1 ids without log-probs"
     )
     side = judge(sound, PLAIN, TurnType.SIDE)
     assert side is not None
     assert side.reason is UntrainableReason.SIDE_TURN
     assert judge(sound) is None
-    unfinished = judge(Capture([1], [-1.0], [], None))
+    unfinished = judge(Capture([1], [-1.0]))
     assert unfinished is not None
     assert unfinished.reason is UntrainableReason.ENGINE_ABORTED
