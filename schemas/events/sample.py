@@ -132,7 +132,7 @@ class SampleEvent(Event):
     """The distillation component's signal; null when the sample has none."""
     teacher_request: TeacherRequest | None = None
     """In place of `teacher`, when the trainer's own frozen copy of the model is the teacher: it computes the log-probs.
-    A trainer without such a copy (`trainer.teacher`) has no distillation component for this sample."""
+    A trainer without such a copy (`trainer.own_teacher`) has no distillation component for this sample."""
     rollout: RolloutPosition | None = None
     """Position in an environment's rollout, if any. A sample of an outcome knows where the rollout ended."""
     tokenizer_fingerprint: str

@@ -22,7 +22,7 @@ _MADV_COLLAPSE = 25
 
 
 def collapse_pages(linears: Iterable[Linear]) -> int:
-    """Move the packed weights to huge pages; returns how many pages there are. Takes about 4 ms of processor time for 2 MB."""
+    """Moves the packed weights to huge pages: how many. About 4 ms of processor time for each of 2 MB."""
     if not sys.platform.startswith("linux"):
         return 0
     madvise = ctypes.CDLL(None).madvise

@@ -103,7 +103,9 @@ class Trainer:
             topics.full_name(namespace, topics.WEIGHTS_APPLIED),
             policy=settings.policy,
             keep=settings.weights_keep,
-            needed=[] if settings.teacher is None or settings.teacher.version is None else [settings.teacher.version],
+            needed=[]
+            if settings.own_teacher is None or settings.own_teacher.version is None
+            else [settings.own_teacher.version],
             store=store,
             announcer=self._announcer,
             records=self._records,
@@ -181,7 +183,7 @@ class Trainer:
                 settings.max_sample_tokens,
                 settings.algorithm.learning_signal,
                 self._forgotten,
-                has_own_teacher=settings.teacher is not None,
+                has_own_teacher=settings.own_teacher is not None,
             ),
             dead_letter=self._dead_letter,
             now_seconds=now,

@@ -181,7 +181,7 @@ class TrainerSettings(ServiceSettings):
     """A sample whose large arrays are in a store that does not answer is waited for, and what comes after it with it.
     After so long it becomes a dead letter, as one whose arrays are gone does at once."""
 
-    teacher: TeacherSection | None = None
+    own_teacher: TeacherSection | None = None
     """A teacher inside the trainer; null for none: samples that ask for one train on their reward alone."""
     updates_per_batch: int = Field(default=1, ge=1)
     """Cuts a batch into so many parts with an update on each. From the second on the ratio differs from 1, and the clip
@@ -224,12 +224,12 @@ class TrainerSettings(ServiceSettings):
                 f"updates_per_batch={self.updates_per_batch} exceeds batch_size={self.batch_size}: "
                 "a part needs a sample"
             )
-        if self.teacher is not None and not self.algorithm.learning_signal.opd:
+        if self.own_teacher is not None and not self.algorithm.learning_signal.opd:
             raise ValueError(
-                f"teacher is set, but {self.algorithm.factory} learns nothing from a teacher: leave it out"
+                f"own_teacher is set, but {self.algorithm.factory} learns nothing from a teacher: leave it out"
             )
-        if self.teacher is not None and self.teacher.version is not None and self.lora is not None:
-            raise ValueError("teacher.version with lora: versions are adapters then; leave it out for the base model")
+        if self.own_teacher is not None and self.own_teacher.version is not None and self.lora is not None:
+            raise ValueError("own_teacher.version with lora: versions are adapters then; omit it for the base model")
         if self.at_least_one and self.advantage.mode is AdvantageMode.USER_BASELINE:
             raise ValueError("at_least_one has no effect with advantage.mode=user_baseline: every reward counts there")
         options = options_of(self.algorithm.factory, self.algorithm.options)

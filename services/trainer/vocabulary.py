@@ -23,8 +23,8 @@ def check_shares_vocabulary(directory: Path, policy_directory: Path, teacher: Po
         problems.append(f"its context is {room} tokens, the policy's {needed}")
     if problems:
         raise SettingsError(
-            f"trainer.teacher: the model in {directory} cannot teach this policy: {'; '.join(problems)}; name another "
-            "model, or none for the base model"
+            f"trainer.own_teacher: the model in {directory} cannot teach this policy: {'; '.join(problems)}; name "
+            "another model, or none for the base model"
         )
 
 

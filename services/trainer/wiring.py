@@ -55,14 +55,14 @@ def weight_store(settings: TrainerSettings) -> WeightStore:
 
 def own_teacher(settings: TrainerSettings) -> OwnTeacherOptions | None:
     """Raises SettingsError for a version that is not there."""
-    teacher = settings.teacher
+    teacher = settings.own_teacher
     if teacher is None:
         return None
     directory = teacher.model
     if teacher.version is not None:
         directory = weight_store(settings).directory_of(teacher.version)
         if not (directory / "model.safetensors").is_file():
-            raise SettingsError(f"trainer.teacher.version={teacher.version}: {directory} holds no whole model")
+            raise SettingsError(f"trainer.own_teacher.version={teacher.version}: {directory} holds no whole model")
     return OwnTeacherOptions(directory, teacher.top_k)
 
 

@@ -38,6 +38,14 @@ def every_process_loads(file: Path) -> set[Service]:
     return found
 
 
+def test_no_field_of_a_service_has_the_name_of_a_section() -> None:
+    """It would be filled from another service's section: what stands at the top of a file is shared."""
+    sections = {service.value for service in Service}
+    assert {model.__name__: sections & model.model_fields.keys() for model in MODELS.values()} == {
+        model.__name__: set[str]() for model in MODELS.values()
+    }
+
+
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.toml")), ids=lambda file: file.name)
 def test_example_files_load(file: Path) -> None:
     engines = {Service.ENGINE, Service.COMMAND}  # on a GPU it is SGLang, which is a command

@@ -51,9 +51,12 @@ def test_teachers_advantages_and_rollouts_come_back_exactly(tmp_path: Path) -> N
         shape = (sample.response_ids.size, width)
         return IdTargets(random.integers(-1, 9, shape).astype(np.int32), random.normal(size=shape).astype(np.float32))
 
-    def teacher(sample: TrainingSample, **further: IdTargets) -> TeacherTargets:
+    def teacher(
+        sample: TrainingSample, top: IdTargets | None = None, support: IdTargets | None = None
+    ) -> TeacherTargets:
         tokens = sample.response_ids.size
-        return TeacherTargets(random.random(tokens) < 0.5, random.normal(size=tokens).astype(np.float32), **further)
+        log_probs = random.normal(size=tokens).astype(np.float32)
+        return TeacherTargets(random.random(tokens) < 0.5, log_probs, top=top, support=support)
 
     samples = [
         replace_sample(rewarded, rollout_id="r", advantage=0.25),

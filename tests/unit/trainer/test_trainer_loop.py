@@ -313,7 +313,7 @@ COMBINE = {"factory": "services.trainer.algorithms.combine:Combine"}
 
 
 def test_the_own_teacher_answers_before_the_batch_is_archived() -> None:
-    world = World(batch_size=3, algorithm=COMBINE, teacher={})
+    world = World(batch_size=3, algorithm=COMBINE, own_teacher={})
     asking = [
         make_sample("both", hinted_prompt_ids=[9, 1, 2, 3]),
         make_sample("hint", reward=None, hinted_prompt_ids=[8, 1, 2, 3]),
@@ -344,7 +344,7 @@ def test_a_question_to_a_trainer_without_a_teacher_leaves_the_reward() -> None:
 
 
 def test_questions_that_the_own_teacher_cannot_be_asked_are_listed() -> None:
-    world = World(max_sample_tokens=20, algorithm=COMBINE, teacher={})
+    world = World(max_sample_tokens=20, algorithm=COMBINE, own_teacher={})
     world.put(
         make_sample("long", hinted_prompt_ids=[1] * 17),
         make_sample("foreign", hinted_prompt_ids=[1000]),
@@ -365,7 +365,7 @@ def test_questions_that_the_own_teacher_cannot_be_asked_are_listed() -> None:
 
 
 def test_the_version_that_teaches_is_never_removed() -> None:
-    world = World(batch_size=1, max_age_versions=None, algorithm=COMBINE, teacher={"version": 1})
+    world = World(batch_size=1, max_age_versions=None, algorithm=COMBINE, own_teacher={"version": 1})
     loop = world.start()
     world.heartbeat(4)
     for number in range(4):

@@ -28,13 +28,13 @@ def trainer(**values: Any) -> TrainerSettings:
         ({"advantage": {"rollout_settle_seconds": 9, "rollout_timeout_seconds": 9}}, "must be below"),
         ({"at_least_one": True, "advantage": {"mode": "user_baseline"}}, "at_least_one has no effect"),
         ({"algorithm": {"options": {"clip": 1}}}, "clip"),
-        ({"teacher": {}}, "binary:Binary learns nothing from a teacher"),
+        ({"own_teacher": {}}, "binary:Binary learns nothing from a teacher"),
         (
-            {"teacher": {"model": "m", "version": 1}, "algorithm": {"factory": ALGORITHMS + "opd:Opd"}},
+            {"own_teacher": {"model": "m", "version": 1}, "algorithm": {"factory": ALGORITHMS + "opd:Opd"}},
             "two teachers",
         ),
         (
-            {"teacher": {"version": 1}, "lora": {}, "algorithm": {"factory": ALGORITHMS + "opd:Opd"}},
+            {"own_teacher": {"version": 1}, "lora": {}, "algorithm": {"factory": ALGORITHMS + "opd:Opd"}},
             "versions are adapters",
         ),
         ({"algorithm": {"options": {"dual_clip": 1.1}}}, "must exceed 1"),
