@@ -5,6 +5,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
@@ -28,6 +29,9 @@ _METADATA_SECONDS: Final = 5.0
 _VISIBLE_SECONDS: Final = 60.0
 """All our topics at once are 139 partitions, each with files to make: on a busy machine that takes longer than 10 s."""
 _PROPAGATION_SECONDS: Final = 0.02
+_FENCED_SECONDS: Final = 0.2
+_ALL_FENCED: Final = "currently fenced"
+"""From the controller's text. The code, INVALID_REPLICATION_FACTOR, is also that of a real mistake."""
 Result = TypeVar("Result")
 
 
@@ -50,12 +54,27 @@ class KafkaAdmin:
             )
             for each in topics
         ]
-        futures = self._call(
-            "creating topics", lambda: self._client.create_topics(new, request_timeout=_REQUEST_SECONDS)
-        )
-        for name, future in futures.items():
-            self._result(future, f"creating topic {name}")
+        deadline = time.monotonic() + _VISIBLE_SECONDS
+        while new:
+            futures = self._call(
+                "creating topics", partial(self._client.create_topics, new, request_timeout=_REQUEST_SECONDS)
+            )
+            may_wait = time.monotonic() < deadline
+            new = [each for each in new if not self._is_created(each.topic, futures[each.topic], may_wait=may_wait)]
+            if new:
+                time.sleep(_FENCED_SECONDS)
         self._wait(lambda: set(self.describe_topics([each.name for each in topics])) == {each.name for each in topics})
+
+    def _is_created(self, name: str, future: "Future[Any]", *, may_wait: bool) -> bool:
+        """False while the controller has fenced all brokers: one that was starved for seconds, or just started, is back
+        soon. Raises what else went wrong."""
+        try:
+            self._result(future, f"creating topic {name}")
+        except BusError as error:
+            if may_wait and _ALL_FENCED in str(error):
+                return False
+            raise
+        return True
 
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicDescription]:
         metadata = self._call("listing topics", lambda: self._client.list_topics(timeout=_METADATA_SECONDS))
