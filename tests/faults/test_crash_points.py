@@ -263,13 +263,13 @@ max_context_tokens = 400000
 engines = [{{ name = "one", url = "{engine.base_url}" }}]
 """
         doomed = start_service("gateway", toml, case.environment)
-        while not await asyncio.to_thread(is_ready, url):
-            assert doomed.process.poll() is None, doomed.text()
-            await asyncio.sleep(0.1)
+        await asyncio.to_thread(wait_until, lambda: is_ready(url), "the gateway serves", doomed)
         async with AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120) as client:
             talks = [asyncio.create_task(conversation(client, number)) for number in range(1 if big else CONVERSATIONS)]
             await asyncio.to_thread(dies, doomed, case)
             survivor = start_service("gateway", toml)
+            # The conversations may be over already, and what is told to stop before it serves drains nothing.
+            await asyncio.to_thread(wait_until, lambda: is_ready(url), "the gateway serves again", survivor)
             delivered = set().union(*await asyncio.gather(*talks))
         assert await asyncio.to_thread(survivor.stop) == 0, survivor.text()
 
