@@ -79,7 +79,7 @@ max_sample_tokens = 20
 tokens_per_micro_batch = {TOKENS_PER_MICRO_BATCH}
 learning_rate = {{ peak = {LEARNING_RATE} }}
 algorithm = {{ factory = "services.trainer.algorithms.combine:Combine" }}
-teacher = {{}}
+own_teacher = {{}}
 weights_keep = 100
 [[processes]]
 name = "trainer-{policy}"
@@ -91,7 +91,9 @@ depends_on = []
         self.settings: SystemSettings = load_system_settings(self.file, os.environ)
 
     def start(self) -> None:
-        control.start_detached(self.settings, self.file, {**os.environ, "OMP_NUM_THREADS": "1"})
+        supervisor = control.start_detached(self.settings, self.file, {**os.environ, "OMP_NUM_THREADS": "1"})
+        ready = PATIENCE_SECONDS
+        control.wait_until_ready(self.settings, supervisor, timeout_seconds=ready, progress=lambda report: None)
 
     def stop(self) -> None:
         control.stop(self.settings, at_once=False, timeout_seconds=120, progress=lambda report: None)
