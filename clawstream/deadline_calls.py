@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from concurrent.futures import Future
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -28,31 +28,25 @@ class DeadlineCalls:
         with self._lock:
             if self._left_behind >= self._most_left_behind:
                 raise TimeoutError(f"{self._what}: {self._left_behind} earlier calls have not come back")
-        answers: SimpleQueue[tuple[Result | None, BaseException | None]] = SimpleQueue()
-        is_back, is_left_behind = threading.Event(), threading.Event()  # Whichever is first, under the lock.
+        answer: Future[Result] = Future()
 
         def run() -> None:
             try:
-                answer: tuple[Result | None, BaseException | None] = (function(), None)
+                answer.set_result(function())
             except BaseException as error:  # Handed to the caller, which raises it.
-                answer = (None, error)
-            with self._lock:
-                is_back.set()
-                if is_left_behind.is_set():
-                    self._left_behind -= 1
-            answers.put(answer)
+                answer.set_exception(error)
 
         threading.Thread(target=run, name=f"deadline {self._what}", daemon=True).start()
         try:
-            result, error = answers.get(timeout=self._seconds)
-        except Empty:
+            return answer.result(timeout=self._seconds)
+        except TimeoutError:
+            if answer.done():  # The function's own, or what came at the last moment.
+                return answer.result()
             with self._lock:
-                if not is_back.is_set():
-                    is_left_behind.set()
-                    self._left_behind += 1
-            if is_left_behind.is_set():
-                raise TimeoutError(f"{self._what}: no answer within {self._seconds:.0f} seconds") from None
-            result, error = answers.get()
-        if error is not None:
-            raise error
-        return result  # pyright: ignore[reportReturnType] - without an error there is a result
+                self._left_behind += 1
+            answer.add_done_callback(self._came_back)
+            raise TimeoutError(f"{self._what}: no answer within {self._seconds:.0f} seconds") from None
+
+    def _came_back(self, _answer: object) -> None:
+        with self._lock:
+            self._left_behind -= 1

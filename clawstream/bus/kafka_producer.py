@@ -1,11 +1,9 @@
 """Producers over librdkafka."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
-from queue import Empty, SimpleQueue
 
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import Producer as LibrdkafkaProducer
@@ -24,6 +22,7 @@ from clawstream.bus.kafka_properties import (
     TRANSACTION_TIMEOUT_SECONDS,
     Properties,
 )
+from clawstream.deadline_calls import DeadlineCalls
 from clawstream.errors import (
     BrokerUnavailable,
     BusError,
@@ -174,26 +173,13 @@ def _call_within(call: Callable[[float], None], timeout_seconds: float, overdue_
     it was given (seen in `tests/faults`). The call is then left behind on its thread and FatalBusError raised: the
     process ends, and its successor's `init_transactions` aborts what is open.
     """
-    ended: SimpleQueue[BaseException | None] = SimpleQueue()
-
-    def run() -> None:
-        try:
-            call(timeout_seconds)
-        except BaseException as error:  # Handed to the caller, which raises it.
-            ended.put(error)
-        else:
-            ended.put(None)
-
-    threading.Thread(target=run, name="transaction-call", daemon=True).start()
     try:
-        error = ended.get(timeout=timeout_seconds + overdue_seconds)
-    except Empty:
+        DeadlineCalls(doing, seconds=timeout_seconds + overdue_seconds).call(lambda: call(timeout_seconds))
+    except TimeoutError:
         raise FatalBusError(
             f"{doing}: the Kafka client did not return {overdue_seconds:.0f} seconds after its own timeout of "
             f"{timeout_seconds:.1f}; start the process again"
         ) from None
-    if error is not None:
-        raise error
 
 
 class KafkaTransactionalProducer:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from clawstream.blobs import BlobStore
+from clawstream.bus.forwarding import ForwardingConsumer, ForwardingTransactionalProducer
 from clawstream.bus.interface import (
     Admin,
     Bus,
@@ -56,100 +57,57 @@ def with_sync_crash(sync: Callable[[int], None], point: CrashPoint | None) -> Ca
     return crashing
 
 
-class _CrashingProducer:
+class _CrashingProducer(ForwardingTransactionalProducer):
     """Passes everything on, and the points between."""
 
     def __init__(self, inner: TransactionalProducer, point: CrashPoint) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._point = point
         self._has_weights = False
 
-    @property
-    def needs_replacement(self) -> bool:
-        return self._inner.needs_replacement
-
     def begin(self) -> None:
-        self._inner.begin()
+        super().begin()
         self._has_weights = False
         self._point.reach(points.AFTER_BEGIN)
 
     def produce(self, record: OutgoingRecord, on_delivery: DeliveryCallback | None = None) -> None:
-        self._inner.produce(record, on_delivery)
+        super().produce(record, on_delivery)
         self._has_weights = self._has_weights or record.topic.endswith(f".{WEIGHTS}")
         self._point.reach(points.AFTER_PRODUCE)
 
     def flush(self, timeout_seconds: float) -> None:
-        self._inner.flush(timeout_seconds)
+        super().flush(timeout_seconds)
         self._point.reach(points.AFTER_FLUSH)
 
     def send_offsets(self, offsets: Mapping[TopicPartition, int], group: GroupMetadata) -> None:
         if self._point.name == points.AFTER_FLUSH:
             # The worker leaves flushing to the commit; here the records are to be on the broker already.
             self.flush(_FLUSH_SECONDS)
-        self._inner.send_offsets(offsets, group)
+        super().send_offsets(offsets, group)
         self._point.reach(points.AFTER_SEND_OFFSETS)
 
     def commit(self) -> None:
         if self._has_weights:
             self._point.reach(points.BEFORE_WEIGHTS_EVENT)
         self._point.reach(points.BEFORE_COMMIT)
-        self._inner.commit()
+        super().commit()
         self._point.reach(points.AFTER_COMMIT)
         if self._has_weights:
             self._point.reach(points.AFTER_WEIGHTS_EVENT)
 
-    def abort(self) -> None:
-        self._inner.abort()
 
-    def close(self) -> None:
-        self._inner.close()
-
-
-class _CrashingConsumer:
+class _CrashingConsumer(ForwardingConsumer):
     """A group's consumer: records are in memory, and nothing has come of them."""
 
     def __init__(self, inner: Consumer, point: CrashPoint) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._point = point
 
     def consume(self, max_records: int, timeout_seconds: float) -> list[Record]:
-        records = self._inner.consume(max_records, timeout_seconds)
+        records = super().consume(max_records, timeout_seconds)
         if records:
             self._point.reach(points.AFTER_CONSUME)
         return records
-
-    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
-        self._inner.assign(positions)
-
-    def seek(self, partition: TopicPartition, offset: int) -> None:
-        self._inner.seek(partition, offset)
-
-    def pause(self, partitions: Sequence[TopicPartition]) -> None:
-        self._inner.pause(partitions)
-
-    def resume(self, partitions: Sequence[TopicPartition]) -> None:
-        self._inner.resume(partitions)
-
-    def assignment(self) -> list[TopicPartition]:
-        return self._inner.assignment()
-
-    def position(self, partition: TopicPartition) -> int | None:
-        return self._inner.position(partition)
-
-    def committed(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int | None]:
-        return self._inner.committed(partitions)
-
-    def watermarks(self, partition: TopicPartition) -> tuple[int, int]:
-        return self._inner.watermarks(partition)
-
-    def offset_for_time(self, partition: TopicPartition, timestamp_milliseconds: int) -> int:
-        return self._inner.offset_for_time(partition, timestamp_milliseconds)
-
-    def group_metadata(self) -> GroupMetadata:
-        return self._inner.group_metadata()
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 class _CrashingBus:

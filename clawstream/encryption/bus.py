@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 
 import orjson
 
+from clawstream.bus.forwarding import ForwardingConsumer, ForwardingTransactionalProducer
 from clawstream.bus.interface import (
     Admin,
     Bus,
@@ -165,13 +166,13 @@ def decrypted(record: Record, keys: SessionKeys) -> Record:
     return replace(record, value=value, encrypted_value=record.value)
 
 
-class _DecryptingConsumer:
+class _DecryptingConsumer(ForwardingConsumer):
     def __init__(self, inner: Consumer, keys: SessionKeys) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._keys = keys
 
     def consume(self, max_records: int, timeout_seconds: float) -> list[Record]:
-        return [self._decrypted(record) for record in self._inner.consume(max_records, timeout_seconds)]
+        return [self._decrypted(record) for record in super().consume(max_records, timeout_seconds)]
 
     def _decrypted(self, record: Record) -> Record:
         give_up_at = time.monotonic() + _KEY_SECONDS
@@ -182,39 +183,6 @@ class _DecryptingConsumer:
                 if time.monotonic() >= give_up_at:
                     raise FatalBusError(f"{record}: no broker tells its key: {error}") from error
                 time.sleep(_RETRY_SECONDS)
-
-    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
-        self._inner.assign(positions)
-
-    def seek(self, partition: TopicPartition, offset: int) -> None:
-        self._inner.seek(partition, offset)
-
-    def pause(self, partitions: Sequence[TopicPartition]) -> None:
-        self._inner.pause(partitions)
-
-    def resume(self, partitions: Sequence[TopicPartition]) -> None:
-        self._inner.resume(partitions)
-
-    def assignment(self) -> list[TopicPartition]:
-        return self._inner.assignment()
-
-    def position(self, partition: TopicPartition) -> int | None:
-        return self._inner.position(partition)
-
-    def committed(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int | None]:
-        return self._inner.committed(partitions)
-
-    def watermarks(self, partition: TopicPartition) -> tuple[int, int]:
-        return self._inner.watermarks(partition)
-
-    def offset_for_time(self, partition: TopicPartition, timestamp_milliseconds: int) -> int:
-        return self._inner.offset_for_time(partition, timestamp_milliseconds)
-
-    def group_metadata(self) -> GroupMetadata:
-        return self._inner.group_metadata()
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 class _EncryptingProducer:
@@ -236,17 +204,10 @@ class _EncryptingProducer:
         self._inner.close()
 
 
-class _EncryptingTransactionalProducer:
+class _EncryptingTransactionalProducer(ForwardingTransactionalProducer):
     def __init__(self, inner: TransactionalProducer, encryption: Encryption) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._encryption = encryption
-
-    @property
-    def needs_replacement(self) -> bool:
-        return self._inner.needs_replacement
-
-    def begin(self) -> None:
-        self._inner.begin()
 
     def produce(self, record: OutgoingRecord, on_delivery: DeliveryCallback | None = None) -> None:
         try:
@@ -265,12 +226,6 @@ class _EncryptingTransactionalProducer:
 
     def commit(self) -> None:
         _naming_plain_records(self._inner.commit)
-
-    def abort(self) -> None:
-        self._inner.abort()
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 def _plain_delivery(callback: DeliveryCallback | None) -> DeliveryCallback | None:

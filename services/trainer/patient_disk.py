@@ -14,6 +14,7 @@ from clawstream.durable_files import is_out_of_space
 from clawstream.errors import ClawstreamError
 from clawstream.log import Logger
 from services.trainer.batch_archive import ArchivedBatch
+from services.trainer.forwarding_store import ForwardingStore
 from services.trainer.ports import Archive, Snapshot, Store
 from services.trainer.sample import TrainingSample
 
@@ -46,11 +47,11 @@ class DiskPatience:
             self._stop.wait(_RETRY_SECONDS)
 
 
-class PatientStore:
+class PatientStore(ForwardingStore):
     """`services.trainer.ports.Store` that waits for space."""
 
     def __init__(self, inner: Store, patience: DiskPatience) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._patience = patience
 
     def save_checkpoint(self, snapshot: Snapshot, progress: dict[str, Any], step: int) -> None:
@@ -77,12 +78,6 @@ class PatientStore:
                 created_at=created_at,
             ),
         )
-
-    def versions(self) -> list[int]:
-        return self._inner.versions()
-
-    def delete(self, weight_version: int) -> None:
-        self._inner.delete(weight_version)
 
 
 class PatientArchive:

@@ -3,6 +3,8 @@
 import pytest
 
 from tests.faults.chaos import COUNTS, Chaos, ChaosCounts
+from tests.fixtures.buses import kafka_bus
+from tests.fixtures.judged_log import JudgedLog
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -12,6 +14,13 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def chaos(request: pytest.FixtureRequest) -> Chaos:
     return Chaos(request.config.stash[COUNTS])
+
+
+@pytest.fixture
+def log(broker: str, namespace: str) -> JudgedLog:
+    made = JudgedLog(kafka_bus(broker, "tests"), namespace)
+    made.create_topics()
+    return made
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

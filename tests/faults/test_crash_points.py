@@ -25,7 +25,7 @@ from clawstream.process_identity import free_ports
 from schemas.events import TrainStepEvent, TurnEvent
 from tests.faults.chaos import Chaos
 from tests.faults.waiting import PATIENCE_SECONDS, is_ready, positions, wait_until
-from tests.fixtures.buses import kafka_bus
+from tests.fixtures.configuration import kafka_toml, small_trainer_toml
 from tests.fixtures.judged_history import write_next_states, write_samples, write_scores
 from tests.fixtures.judged_log import JudgedLog
 from tests.fixtures.service_process import ServiceProcess
@@ -133,17 +133,6 @@ def dies(process: ServiceProcess, case: Case) -> None:
     assert f"crash point {case.point} reached" in process.text()
 
 
-@pytest.fixture
-def log(broker: str, namespace: str) -> JudgedLog:
-    made = JudgedLog(kafka_bus(broker, "tests"), namespace)
-    made.create_topics()
-    return made
-
-
-def kafka_toml(broker: str, namespace: str) -> str:
-    return f'[kafka]\nbootstrap_servers = "{broker}"\nnamespace = "{namespace}"\n'
-
-
 @pytest.mark.parametrize("case", cases(["judge", "teacher"]))
 def test_a_worker_that_dies_there_loses_nothing_and_doubles_nothing(
     case: Case, log: JudgedLog, broker: str, namespace: str, start_service: StartService, chaos: Chaos
@@ -190,15 +179,7 @@ def test_a_trainer_that_dies_there_trains_each_turn_once(
 ) -> None:
     model = save_tiny_model("qwen3", tmp_path / "model")
     write_samples(log, broker, [number for number in range(2 * SAMPLES) if number % 3][:SAMPLES])
-    toml = f'data_directory = "{tmp_path / "data"}"\n' + kafka_toml(broker, namespace)
-    toml += f"""[trainer]
-model = "{model}"
-threads = 1
-batch_size = 3
-max_batch_age_seconds = 3600.0
-max_age_versions = 100
-learning_rate = {{ peak = 0.001 }}
-"""
+    toml = small_trainer_toml(tmp_path / "data", broker, namespace, model)
     environment = {"OMP_NUM_THREADS": "1"}
 
     def steps() -> list[TrainStepEvent]:

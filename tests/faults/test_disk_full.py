@@ -14,7 +14,7 @@ from schemas.events import TrainStepEvent, TurnEvent
 from tests.faults.chaos import Chaos
 from tests.faults.chat import Chat, answers
 from tests.faults.waiting import is_ready, wait_until
-from tests.fixtures.buses import kafka_bus
+from tests.fixtures.configuration import small_trainer_toml
 from tests.fixtures.judged_history import write_samples
 from tests.fixtures.judged_log import JudgedLog
 from tests.fixtures.service_process import ServiceProcess
@@ -29,13 +29,6 @@ BIG_ANSWER_TOKENS = 70_000
 """Its ids and log-probs are over the limit of what travels inside an event."""
 
 StartService = Callable[..., ServiceProcess]
-
-
-@pytest.fixture
-def log(broker: str, namespace: str) -> JudgedLog:
-    made = JudgedLog(kafka_bus(broker, "tests"), namespace)
-    made.create_topics()
-    return made
 
 
 async def ask(url: str, history: list[dict[str, str]], user: str) -> tuple[list[dict[str, str]], httpx.Response]:
@@ -165,19 +158,7 @@ def test_a_trainer_whose_disk_is_full_waits_and_goes_on(
     model = save_tiny_model("qwen3", tmp_path / "model")
     numbers = [number for number in range(54) if number % 3]  # every third is neutral, and makes no sample
     write_samples(log, broker, numbers[:12])
-    toml = f"""\
-data_directory = "{disk.path / "data"}"
-[kafka]
-bootstrap_servers = "{broker}"
-namespace = "{namespace}"
-[trainer]
-model = "{model}"
-threads = 1
-batch_size = 3
-max_batch_age_seconds = 3600.0
-max_age_versions = 100
-learning_rate = {{ peak = 0.001 }}
-"""
+    toml = small_trainer_toml(disk.path / "data", broker, namespace, model)
     environment: dict[str, Any] = {"OMP_NUM_THREADS": "1"}
     trainer = start_service("trainer", toml, environment)
 

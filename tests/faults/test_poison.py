@@ -17,7 +17,8 @@ from schemas.events.forgotten import ForgottenKind
 from tests.faults.chaos import Chaos
 from tests.faults.load import SESSIONS, write_replies
 from tests.faults.waiting import committed, positions, wait_until
-from tests.fixtures.buses import kafka_bus, read_all
+from tests.fixtures.buses import read_all
+from tests.fixtures.configuration import small_trainer_toml
 from tests.fixtures.judged_history import write_samples
 from tests.fixtures.judged_log import NOW, JudgedLog, next_state_of, turn_event
 from tests.fixtures.service_process import ServiceProcess
@@ -32,13 +33,6 @@ CHUNK = 90
 POISON_OF_CHUNK = 10
 
 StartService = Callable[..., ServiceProcess]
-
-
-@pytest.fixture
-def log(broker: str, namespace: str) -> JudgedLog:
-    made = JudgedLog(kafka_bus(broker, "tests"), namespace)
-    made.create_topics()
-    return made
 
 
 def dead_letters(log: JudgedLog, topic: str) -> dict[tuple[int, int], tuple[str, bytes | None]]:
@@ -147,19 +141,7 @@ def test_a_trainer_puts_samples_with_missing_blobs_aside(
 
     written = write_samples(log, broker, numbers, changed=changed)
     poison = [each for number, each in zip(numbers, written, strict=True) if number in missing]
-    toml = f"""\
-data_directory = "{tmp_path / "data"}"
-[kafka]
-bootstrap_servers = "{broker}"
-namespace = "{namespace}"
-[trainer]
-model = "{model}"
-threads = 1
-batch_size = 3
-max_batch_age_seconds = 3600.0
-max_age_versions = 100
-learning_rate = {{ peak = 0.001 }}
-"""
+    toml = small_trainer_toml(tmp_path / "data", broker, namespace, model)
     trainer = start_service("trainer", toml, {"OMP_NUM_THREADS": "1"})
     good = len(numbers) - len(missing)
 

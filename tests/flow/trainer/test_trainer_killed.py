@@ -24,6 +24,7 @@ from clawstream.topics_admin import apply_topics, wait_until_readable
 from clawstream.weights.manifest import verify
 from schemas.events import SampleEvent
 from services.trainer.checkpoint import CheckpointStore
+from tests.fixtures.configuration import small_trainer_toml
 from tests.fixtures.samples import make_sample, sample_record
 from tests.fixtures.second_opinion import committed_records
 from tests.unit.trainer.tiny_models import save_tiny_model
@@ -98,18 +99,8 @@ def trainer(tmp_path: Path, broker: str, namespace: str) -> Iterator[TrainerProc
     model = save_tiny_model("qwen3", tmp_path / "model")
     config = tmp_path / "clawstream.toml"
     config.write_text(
-        f"""\
-data_directory = "data"
-[kafka]
-bootstrap_servers = "{broker}"
-namespace = "{namespace}"
-[trainer]
-model = "{model}"
-threads = 1
-batch_size = 3
-max_batch_age_seconds = 3600.0
-max_age_versions = 100
-learning_rate = {{ peak = 0.001 }}
+        small_trainer_toml(Path("data"), broker, namespace, model)
+        + """\
 [[processes]]
 name = "trainer"
 service = "trainer"
