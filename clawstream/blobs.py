@@ -10,6 +10,8 @@ import base64
 import hashlib
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -63,7 +65,8 @@ class BlobStore:
         checksum = hashlib.sha256(block).hexdigest()
         path = f"{self._base}/{checksum[:2]}/{checksum}"
         try:
-            self._calls.call(lambda: self._put(path, block))
+            with _as_os_errors():
+                self._calls.call(lambda: self._put(path, block))
         except OSError as error:
             raise BlobError(f"blob {path}: cannot be written: {error}") from error
         return BlobReference(
@@ -108,7 +111,8 @@ def read_blob(reference: BlobReference, *, deadline_seconds: float = DEADLINE_SE
     try:
         filesystem, path = cast("tuple[AbstractFileSystem, str]", fsspec.url_to_fs(reference.uri))
         # One byte more than expected is enough to see that a replaced object is too long.
-        block = calls.call(lambda: cast("bytes", filesystem.cat_file(path, start=0, end=reference.size_bytes + 1)))
+        with _as_os_errors():
+            block = calls.call(lambda: cast("bytes", filesystem.cat_file(path, start=0, end=reference.size_bytes + 1)))
     except FileNotFoundError as error:
         if isinstance(filesystem, LocalFileSystem) and not Path(path).parent.parent.is_dir():
             raise BlobUnavailable(f"blob {reference.uri}: the store's folder is not there: {error}") from error
@@ -120,6 +124,17 @@ def read_blob(reference: BlobReference, *, deadline_seconds: float = DEADLINE_SE
     if len(block) != reference.size_bytes or hashlib.sha256(block).hexdigest() != reference.sha256:
         raise BlobError(f"blob {reference.uri}: its bytes do not have the checksum {reference.sha256}; it was damaged")
     return _decrypted(block, reference) if reference.encryption_key else block
+
+
+@contextmanager
+def _as_os_errors() -> Iterator[None]:
+    """What a remote store raises of its own (botocore's errors, Azure's, a bug) is to its callers an I/O error."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 def _decrypted(block: bytes, reference: BlobReference) -> bytes:
@@ -134,7 +149,8 @@ def remove_blob(reference: BlobReference) -> bool:
     """Removes a blob for good. False when there was none any more. Raises BlobError when the store refuses."""
     try:
         filesystem, path = cast("tuple[AbstractFileSystem, str]", fsspec.url_to_fs(reference.uri))
-        filesystem.rm_file(path)
+        with _as_os_errors():
+            filesystem.rm_file(path)
     except FileNotFoundError:
         return False
     except (OSError, ValueError, ImportError) as error:

@@ -28,6 +28,7 @@ from typing import Annotated, Any, Final, TypeVar, cast, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
 from pydantic_core import ErrorDetails
 
+from clawstream.dependence import Dependence, Provision
 from clawstream.errors import SettingsError, WrongValues
 from clawstream.memory_need import PROCESS_BYTES, MemoryNeed
 
@@ -112,6 +113,14 @@ class ProcessSettings(Section):
             for field, directory in _model_directories(self)
             if (problem := _model_problem(directory)) is not None
         ]
+
+    def provides(self) -> frozenset[Provision]:
+        """What the process makes that others may depend on."""
+        return frozenset()
+
+    def depends_on(self) -> list[Dependence]:
+        """What the process needs others to make."""
+        return []
 
     def memory_need(self) -> MemoryNeed:
         """About how much memory the process takes with these values."""

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final, cast
 
 from clawstream.bus.kafka_properties import common
+from clawstream.dependence import Provision
 from clawstream.errors import SettingsError, WrongValues
 from clawstream.import_path import import_callable
 from clawstream.memory_need import MemoryNeed
@@ -67,6 +68,7 @@ class Preflight:
         self._note_all(self._unknown_keys(), "")
         if self.system is not None:
             self._note_all(self._port_problems(self.system), "")
+        self._note_disagreements()
 
     @property
     def problems(self) -> list[str]:
@@ -138,6 +140,22 @@ class Preflight:
                 elif not are_ours and not is_port_free(port):
                     yield f"{place}: {port}, wanted by {name}, is taken by {describe_port_owner(port)}"
                 users.setdefault(port, name)
+
+    def _note_disagreements(self) -> None:
+        """What a process needs of a service that runs here, when no process of it makes it.
+
+        Of a service that runs elsewhere, or whose settings are wrong themselves, nothing is known.
+        """
+        services = dict(self._declared())
+        made: dict[str, set[Provision]] = {}
+        for name, service in services.items():
+            made.setdefault(service.value, set()).update(
+                self.processes[name].provides() if name in self.processes else Provision
+            )
+        for name, settings in self.processes.items():
+            for dependence in settings.depends_on():
+                if dependence.provision not in made.get(dependence.service, Provision):
+                    self._note_all([f"{services[name].value}.{dependence.problem}"], name)
 
     def _note(self, error: SettingsError, name: str) -> None:
         self._note_all(error.problems if isinstance(error, WrongValues) else [str(error)], name)

@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from clawstream.dependence import Dependence, Provision
 from clawstream.settings import ModelDirectory, Section, ServiceSettings
 from clawstream.worker.settings import WorkerSettings
 
@@ -112,3 +113,29 @@ class TeacherSettings(ServiceSettings):
         if problems:
             raise ValueError(f"mode {self.mode.value!r} needs " + "; ".join(problems))
         return self
+
+    def provides(self) -> frozenset[Provision]:
+        """The components of its samples. The trainer's own teacher finds the ids itself."""
+        made: set[Provision] = set()
+        if self.mode is not Mode.OPD:
+            made.add(Provision.REWARD)
+        if self.mode is not Mode.BINARY:
+            made.add(Provision.TEACHER)
+            if self.model.top_k or self.model.computed_by == "trainer":
+                made.add(Provision.TEACHER_TOP)
+            if self.model.support_k or self.model.computed_by == "trainer":
+                made.add(Provision.STUDENT_TOP)
+        return frozenset(made)
+
+    def depends_on(self) -> list[Dependence]:
+        """A trainer with the teacher that it leaves the log-probs to."""
+        if self.mode is Mode.BINARY or self.model.computed_by != "trainer":
+            return []
+        return [
+            Dependence(
+                "trainer",
+                Provision.OWN_TEACHER,
+                "model.computed_by: 'trainer', but no trainer here has a teacher of its own: its samples would teach "
+                "nothing; add the table [trainer.own_teacher], or let an engine compute it",
+            )
+        ]

@@ -4,10 +4,11 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from clawstream.dependence import Dependence, Provision
 from clawstream.memory_need import MemoryNeed, model_size
 from clawstream.settings import ConfigPath, ModelDirectory, Section, ServiceSettings
 from services.trainer.advantages import AdvantageMode
-from services.trainer.algorithms.options import LearningSignal, learning_signal, options_of
+from services.trainer.algorithms.options import OPTIONS, IdSource, LearningSignal, learning_signal, options_of
 from services.trainer.guards.settings import GuardsSection, contradictions
 from services.trainer.history import MAX_UNANNOUNCED_STEPS
 from services.trainer.learning_rate import LearningRateSchedule
@@ -250,6 +251,31 @@ class TrainerSettings(ServiceSettings):
         if mistakes:
             raise ValueError("; ".join(f"guards.{mistake}" for mistake in mistakes))
         return self
+
+    def provides(self) -> frozenset[Provision]:
+        """A teacher, where it has one."""
+        return frozenset() if self.own_teacher is None else frozenset({Provision.OWN_TEACHER})
+
+    def depends_on(self) -> list[Dependence]:
+        """Samples that carry what the loss learns from. Of a loss of one's own that is not known here."""
+        if self.algorithm.factory not in OPTIONS:
+            return []
+        signal = self.algorithm.learning_signal
+        needed: dict[Provision, str] = {}
+        if not signal.opd:
+            needed[Provision.REWARD] = "no rewards: teacher.mode must be binary or combine"
+        elif not signal.rl or signal.ids is not IdSource.NONE:
+            needed[Provision.TEACHER] = "nothing from a teacher: teacher.mode must be opd or combine"
+            if signal.ids in (IdSource.TEACHER_TOP, IdSource.OVERLAP):
+                needed[Provision.TEACHER_TOP] = "no likeliest ids of the teacher: teacher.model.top_k must be above 0"
+            if signal.ids in (IdSource.STUDENT_TOP, IdSource.OVERLAP):
+                needed[Provision.STUDENT_TOP] = (
+                    "no likeliest ids of the student: teacher.model.support_k must be above 0"
+                )
+        return [
+            Dependence("teacher", provision, f"algorithm.factory: {self.algorithm.factory} would be given {remedy}")
+            for provision, remedy in needed.items()
+        ]
 
     def memory_need(self) -> MemoryNeed:
         """Of one rank that holds the whole model: weights, gradients, the optimizer's state; a micro-batch beside them.

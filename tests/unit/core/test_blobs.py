@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from clawstream.blobs import BlobStore, read_blob, resolve
+from clawstream.blobs import BlobStore, read_blob, remove_blob, resolve
 from clawstream.errors import BlobError, BlobUnavailable
 from schemas.arrays import MAX_INLINE_BYTES, NumberArray
 
@@ -139,3 +140,24 @@ def test_an_encrypted_blob_is_read_by_its_reference_alone_and_by_nothing_else(tm
     other = packed.blob.model_copy(update={"encryption_key": again.blob.encryption_key})
     with pytest.raises(BlobError, match="the key of its reference does not decrypt it"):
         read_blob(other)
+
+
+class StoreError(Exception):
+    """As the libraries of remote stores have them: no OSError."""
+
+
+def test_what_a_remote_store_raises_of_its_own_is_one_of_our_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = BlobStore("memory://raising")
+    reference = store.write(b"some bytes")
+
+    def refuse(*_arguments: object, **_options: object) -> bytes:
+        raise StoreError("the token has expired")
+
+    for method in ("pipe_file", "cat_file", "rm_file"):
+        monkeypatch.setattr(MemoryFileSystem, method, refuse)
+    with pytest.raises(BlobError, match="StoreError: the token has expired"):
+        store.write(b"other bytes")
+    with pytest.raises(BlobUnavailable, match="StoreError: the token has expired"):
+        read_blob(reference)
+    with pytest.raises(BlobError, match="StoreError: the token has expired"):
+        remove_blob(reference)

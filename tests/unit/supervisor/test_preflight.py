@@ -180,3 +180,45 @@ def test_the_size_of_what_is_no_model_is_unknown(model: Path) -> None:
     assert model_size(model) is None
     (model / "config.json").write_text("{}")
     assert model_size(model) is None
+
+
+LOSSES = "services.trainer.algorithms"
+
+
+@pytest.mark.parametrize(
+    ("loss", "teacher", "own_teacher", "missing"),
+    [
+        ("binary:Binary", 'mode = "binary"', False, []),
+        ("binary:Binary", 'mode = "opd"', False, ["no rewards"]),
+        ("combine:Combine", 'mode = "binary"', False, []),  # rewards alone teach it too
+        ("opd:Opd", 'mode = "binary"', False, ["nothing from a teacher"]),
+        ("opd:Opd", 'mode = "combine"', False, []),
+        ("topk:TopK", 'mode = "opd"', False, ["no likeliest ids of the teacher"]),
+        ("topk:TopK", 'mode = "opd"\nmodel.top_k = 5', False, []),
+        ("hybrid:Hybrid", 'mode = "combine"\nmodel.top_k = 5', False, ["no likeliest ids of the student"]),
+        ("hybrid:Hybrid", 'mode = "combine"\nmodel.support_k = 4', False, []),
+        ("hybrid:Hybrid", 'mode = "combine"\nmodel.computed_by = "trainer"', True, []),
+        ("opd:Opd", 'mode = "opd"\nmodel.computed_by = "trainer"', False, ["no trainer here has a teacher"]),
+        ("opd:Opd", 'mode = "opd"\nmodel.computed_by = "trainer"', True, []),
+    ],
+)
+def test_processes_that_would_learn_nothing_from_one_another(
+    tmp_path: Path, model: Path, loss: str, teacher: str, own_teacher: bool, missing: list[str]
+) -> None:
+    text = f"""
+[teacher]
+model_path = "{model}"
+{"" if "computed_by" in teacher else 'model.urls = ["http://127.0.0.1:1"]'}
+{teacher}
+[trainer]
+model = "{model}"
+algorithm.factory = "{LOSSES}.{loss}"
+{"own_teacher = {}" if own_teacher else ""}
+"""
+    found = problems(tmp_path, text, "teacher", "trainer")
+    assert len(found) == len(missing), found
+    for problem, words in zip(found, missing, strict=True):
+        assert words in problem
+    # What runs elsewhere, or is wrong itself, is not known: nothing is said of it.
+    assert problems(tmp_path, text, "trainer") == []
+    assert problems(tmp_path, text, "teacher") == []
