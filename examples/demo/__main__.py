@@ -22,14 +22,15 @@ from examples.demo.system import DemoPlan
 def main(
     model_directory: Annotated[Path, typer.Option(help="A Hugging Face directory.")] = Path("models/smollm2"),
     persona: Annotated[str, typer.Option(help="Who talks: terse or no-bullets.")] = "terse",
-    mode: Annotated[str, typer.Option(help="What is learned from: binary, opd, combine or hybrid.")] = "binary",
+    mode: Annotated[str, typer.Option(help=f"What is learned from: {', '.join(MODES)}.")] = "binary-baseline",
     seeds: Annotated[int, typer.Option(help="Number of seeds, one after another.", envvar="SEEDS", min=1)] = 1,
     minutes: Annotated[float, typer.Option(help="Length of the conversations per seed.", min=0.1)] = 10.0,
-    versions: Annotated[int, typer.Option(help="Stop earlier at this weight version.", min=1)] = 40,
+    versions: Annotated[int, typer.Option(help="Stop earlier at this weight version.", min=1)] = 20,
     batch_size: Annotated[int, typer.Option(help="Judged answers per training step.", min=1)] = 16,
-    learning_rate: Annotated[float, typer.Option(help="Adam's step size.")] = 1e-5,
+    learning_rate: Annotated[float, typer.Option(help="Adam's step size.")] = 3e-5,
     temperature: Annotated[float, typer.Option(help="Of the policy's answers.")] = 0.7,
     concurrent: Annotated[int, typer.Option(help="Conversations at a time.", min=1)] = 8,
+    pause: Annotated[float, typer.Option(help="Mean seconds that a user pauses between conversations.", min=0)] = 5.0,
     samples: Annotated[int, typer.Option(help="Held-out answers per question and evaluation.", min=1)] = 3,
     reports: Annotated[Path, typer.Option(help="Where runs and reports go.")] = Path("reports"),
 ) -> None:
@@ -52,6 +53,7 @@ def main(
         max_versions=versions,
         concurrent_conversations=concurrent,
         samples_per_question=samples,
+        pause_seconds=pause,
     )
     results = []
     for seed in range(1, seeds + 1):

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 
@@ -49,13 +50,23 @@ class ScriptedUser:
         self._random = random
 
     async def talk(
-        self, *, concurrent: int, until: Callable[[], bool], on_exchange: Callable[[Exchange], None]
+        self,
+        *,
+        concurrent: int,
+        pause_seconds: float,
+        over: asyncio.Event,
+        on_exchange: Callable[[Exchange], None],
     ) -> None:
-        """Holds conversations, `concurrent` of them at a time, until `until` says so. Reports every judged exchange."""
+        """Holds conversations, `concurrent` of them at a time, until they are `over`. Reports every judged exchange.
+
+        Between two conversations lies a pause of `pause_seconds` on average, of half as much or half as much again.
+        """
 
         async def one_after_another() -> None:
-            while not until():
+            while not over.is_set():
                 on_exchange(await self._converse(self._random.choice(self._questions)))
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(over.wait(), pause_seconds * self._random.uniform(0.5, 1.5))
 
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrent):

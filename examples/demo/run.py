@@ -41,6 +41,9 @@ class Effort:
     concurrent_conversations: int
     samples_per_question: int
     """Held-out answers per question and evaluation."""
+    pause_seconds: float
+    """People read and type: a user's mean pause between two conversations. Without one the answers come faster than the
+    trainer learns from them, so they only grow older, and the engine takes the processor from it."""
 
 
 @dataclass(slots=True)
@@ -156,7 +159,12 @@ async def _converse(
     async with asyncio.TaskGroup() as group:
         group.create_task(show())
         group.create_task(
-            user.talk(concurrent=effort.concurrent_conversations, until=over.is_set, on_exchange=watch.add)
+            user.talk(
+                concurrent=effort.concurrent_conversations,
+                pause_seconds=effort.pause_seconds,
+                over=over,
+                on_exchange=watch.add,
+            )
         )
     await client.close()
 

@@ -34,7 +34,7 @@ class DemoPlan:
     learning_rate: float
     temperature: float
     """Of the policy's answers."""
-    mode: LearningMode = MODES["binary"]
+    mode: LearningMode = MODES["binary-baseline"]
     """What is learned from."""
 
 
@@ -139,6 +139,7 @@ batch_size = {plan.batch_size}
 max_batch_age_seconds = 120.0
 learning_rate = {{ peak = {plan.learning_rate} }}
 algorithm = {{ factory = "{plan.mode.algorithm}" }}
+advantage = {{ mode = "{plan.mode.advantage.value}" }}
 tokens_per_micro_batch = 1024
 max_sample_tokens = 1024
 progress_seconds = 5.0

@@ -33,11 +33,12 @@ def main(
     seeds: Annotated[int, typer.Option(help="Seeds per mode.", min=1)] = 3,
     persona: Annotated[str, typer.Option(help="Who talks: terse or no-bullets.")] = "terse",
     minutes: Annotated[float, typer.Option(help="Length of the conversations per run.", min=0.1)] = 10.0,
-    versions: Annotated[int, typer.Option(help="Stop a run earlier at this weight version.", min=1)] = 40,
+    versions: Annotated[int, typer.Option(help="Stop a run earlier at this weight version.", min=1)] = 12,
     batch_size: Annotated[int, typer.Option(help="Judged answers per training step.", min=1)] = 16,
-    learning_rate: Annotated[float, typer.Option(help="Adam's step size.")] = 1e-5,
+    learning_rate: Annotated[float, typer.Option(help="Adam's step size.")] = 3e-5,
     temperature: Annotated[float, typer.Option(help="Of the policy's answers.")] = 0.7,
     concurrent: Annotated[int, typer.Option(help="Conversations at a time.", min=1)] = 8,
+    pause: Annotated[float, typer.Option(help="Mean seconds that a user pauses between conversations.", min=0)] = 5.0,
     samples: Annotated[int, typer.Option(help="Held-out answers per question and evaluation.", min=1)] = 3,
     directory: Annotated[Path, typer.Option(help="Where results are kept.")] = Path("reports/study"),
     document: Annotated[Path, typer.Option(help="The page that is written.")] = Path("docs/study.md"),
@@ -62,6 +63,7 @@ def main(
         learning_rate=learning_rate,
         temperature=temperature,
         concurrent=concurrent,
+        pause_seconds=pause,
         samples=samples,
     )
     planned = planned_runs(modes, seeds)
@@ -106,6 +108,7 @@ def _run(run: Run, settings: StudySettings, model_directory: Path, directory: Pa
         max_versions=settings.versions,
         concurrent_conversations=settings.concurrent,
         samples_per_question=settings.samples,
+        pause_seconds=settings.pause_seconds,
     )
     questions = load_questions(_DEMO / persona.questions_file)
     result = asyncio.run(run_seed(plan, persona, questions, load_renderer(model_directory), effort, console))

@@ -40,6 +40,8 @@ class StudySettings:
     learning_rate: float
     temperature: float
     concurrent: int
+    pause_seconds: float
+    """Mean pause of each user between two conversations."""
     samples: int
     """Held-out answers per question."""
 

@@ -60,7 +60,9 @@ class RuleKind(StrEnum):
 
 
 _CUTTING = (RuleKind.VOLATILE, RuleKind.WRAPPER, RuleKind.ENVELOPE)
-"""In this order: a wrapper stands outside the envelope."""
+"""In this order: a wrapper mostly stands outside the envelope."""
+_MOST_LAYERS = 4
+"""Clients make two. A text of nothing but time stamps must not cost a pass for each."""
 _WHOLE_MESSAGE = (RuleKind.HARNESS, RuleKind.NOTICE, RuleKind.COMPACTION)
 
 
@@ -192,6 +194,15 @@ class ClientProfile:
         return None
 
     def _cut(self, text: str, role: Role | None) -> str:
+        """Layer by layer: a wrapper may stand within an envelope, as an envelope within a wrapper."""
+        for _ in range(_MOST_LAYERS):
+            shorter = self._cut_once(text, role)
+            if shorter == text:
+                break
+            text = shorter
+        return text
+
+    def _cut_once(self, text: str, role: Role | None) -> str:
         for rule in self._cutting:
             if role in rule.roles:
                 shorter = rule.pattern.sub("", text)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
 from functools import partial
+from http import HTTPStatus
 
 from clawstream.clock import Clock
 from clawstream.engine.interface import EngineClient, GenerationChunk, GenerationRequest
@@ -24,7 +25,7 @@ from clawstream.log import Logger
 from clawstream.metrics import Metrics
 from clawstream.rendering.interface import AnswerDelta, AnswerStream, ChatRenderer, ParsedAnswer, RenderedPrompt
 from services.gateway.capture import Capture
-from services.gateway.errors import DEFAULT_RETRY_AFTER_SECONDS, to_refusal
+from services.gateway.errors import DEFAULT_RETRY_AFTER_SECONDS, to_refusal, worth_another_try
 from services.gateway.generation_events import Failed, Finished, GenerationEvent, Piece, Usage
 from services.gateway.openai_format import finish_reason
 from services.gateway.ports import EngineRouter, IncomingRequest, Placement, TurnRecorder
@@ -300,9 +301,9 @@ class Generation:
 def _ended(stop: _Stop) -> RequestRefused:
     """What is said of an answer that was ended from outside."""
     is_shutdown = stop is _Stop.SHUTDOWN
-    return RequestRefused(
+    return worth_another_try(
         "the gateway is shutting down" if is_shutdown else "the client is gone",
-        status=503,
+        status=HTTPStatus.SERVICE_UNAVAILABLE,
         error_type="service_unavailable_error",
         code="shutting_down" if is_shutdown else "client_gone",
         retry_after_seconds=DEFAULT_RETRY_AFTER_SECONDS,

@@ -15,6 +15,8 @@ import openai
 import pytest
 
 from clawstream.bus.kafka import KafkaBus
+from clawstream.engine.client import HttpEngineClient
+from clawstream.errors import TokenIdRefused
 from clawstream.rendering.tokenizer import load_tokenizer
 from clawstream.settings import KafkaSettings
 from schemas.events import TurnEvent
@@ -152,3 +154,58 @@ async def test_a_chat_an_update_a_chat(
     assert engine["error"] == ""
     assert engine["warnings"] == []
     assert chatting.process.stop() == 0, chatting.process.text()
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0])
+async def test_the_likeliest_tokens_of_every_position_reach_the_client(
+    chatting: Chatting, references: list[Reference], sglang: Sglang, temperature: float
+) -> None:
+    """Logprobs at the client are those of the distribution that was sampled from, in a stream and without one."""
+    client = chatting.client()
+    messages: Any = [{"role": "user", "content": "What is the capital of France?"}]
+    options: Any = {"max_tokens": 24, "temperature": temperature, "seed": 7, "logprobs": True, "top_logprobs": 4}
+    whole = client.chat.completions.create(model="default", messages=messages, **options)
+    chunks = list(client.chat.completions.create(model="default", messages=messages, stream=True, **options))
+    streamed = [
+        entry
+        for chunk in chunks
+        for choice in chunk.choices
+        if choice.logprobs is not None
+        for entry in choice.logprobs.content or []
+    ]
+    assert whole.choices[0].logprobs is not None
+    tokenizer = load_tokenizer(sglang.models[0])
+    turns = wait_for(lambda: found if len(found := chatting.turns()) == 2 else None, "both turns are on the log")
+    for turn, entries in zip(turns, (whole.choices[0].logprobs.content or [], streamed), strict=True):
+        assert turn.trainable, turn.untrainable_detail
+        prompt, response = turn.prompt_ids.to_numpy().tolist(), turn.response_ids.to_numpy().tolist()
+        rows = references[0].logprobs(prompt + response, temperature)[len(prompt) - 1 : -1]
+        assert len(entries) == len(response) > 0
+        for token_id, row, entry in zip(response, rows, entries, strict=True):
+            assert entry.logprob == pytest.approx(float(row[token_id]), abs=TOLERANCE)
+            best = row.topk(4)
+            assert [top.logprob for top in entry.top_logprobs] == pytest.approx(best.values.tolist(), abs=TOLERANCE)
+            likeliest = tokenizer.decode([int(best.indices[0])])
+            if float(best.values[0] - best.values[1]) > 2 * TOLERANCE:
+                assert entry.top_logprobs[0].token == likeliest
+
+
+async def test_ids_beyond_the_vocabulary_never_reach_the_engine(chatting: Chatting, sglang: Sglang) -> None:
+    """SGLang would die of them, and of every answer that runs beside: it goes on serving instead."""
+    client = chatting.client()
+    size = load_tokenizer(sglang.models[0]).vocabulary_size
+    for token_id in (size, 10**9):
+        with pytest.raises(openai.BadRequestError, match="logit_bias"):
+            client.chat.completions.create(
+                model="default", messages=[{"role": "user", "content": "x"}], logit_bias={str(token_id): 5}
+            )
+    guarded = HttpEngineClient("sglang", sglang.server.url, vocabulary_size=size)
+    try:
+        with pytest.raises(TokenIdRefused, match=str(size)):
+            _ = [chunk async for chunk in guarded.generate(sglang.request([1, size], max_new_tokens=1))]
+    finally:
+        await guarded.close()
+    answer = client.chat.completions.create(
+        model="default", messages=[{"role": "user", "content": "still there?"}], max_tokens=4
+    )
+    assert answer.choices[0].finish_reason in ("stop", "length")

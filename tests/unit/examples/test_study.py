@@ -32,6 +32,7 @@ SETTINGS = StudySettings(
     learning_rate=1e-5,
     temperature=0.7,
     concurrent=8,
+    pause_seconds=5.0,
     samples=3,
 )
 

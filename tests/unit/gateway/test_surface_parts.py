@@ -1,5 +1,6 @@
 """The pure parts of the surface: keys, headers, bodies, sampling, settings."""
 
+from http import HTTPStatus
 from typing import Any
 
 import httpx
@@ -8,12 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.errors import (
+    ClawstreamError,
     ContractError,
     EngineProtocolError,
     EngineRejected,
     EngineTimeout,
     EngineUnavailable,
+    EngineUnreachable,
     NoEngineReady,
+    OutboxError,
     RequestRefused,
     SettingsError,
 )
@@ -363,6 +367,9 @@ def test_an_unknown_response_format_is_refused() -> None:
         (EngineUnavailable("x"), 503, "2"),
         (EngineTimeout("x"), 504, "2"),
         (EngineProtocolError("x"), 502, None),
+        (EngineUnreachable("x"), 503, "2"),
+        (OutboxError("x"), 503, "2"),
+        (ClawstreamError("x"), 500, None),
         (ContractError("x"), 400, None),
     ],
 )
@@ -371,6 +378,9 @@ def test_every_error_has_a_status(error: Any, status: int, retry_after: str | No
     assert refusal.status == status
     assert error_headers(refusal).get("retry-after") == retry_after
     assert set(error_body(refusal)["error"]) == {"message", "type", "param", "code"}
+    # In mid-stream there is no status: agents know by these words that they may ask again.
+    said = error_body(refusal)["error"]["message"]
+    assert said.startswith(f"{HTTPStatus(status).phrase.lower()}: ") == (status >= 500)
 
 
 def test_an_engines_own_words_about_the_context_are_recognised() -> None:

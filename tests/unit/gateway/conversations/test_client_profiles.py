@@ -66,6 +66,32 @@ def test_a_retry_wrapper_leaves_the_words_once(said: str) -> None:
     assert different.text == f"{said}\n\nand one more"
 
 
+@pytest.mark.parametrize("said", ["hello", "two\n\nparagraphs", "Continue where you left off. Then stop."])
+def test_a_retry_with_a_continuation_below_leaves_the_words(said: str) -> None:
+    """As OpenClaw 2026.9.6 asks again after an answer was cut, once there were tool turns."""
+    profile = PROFILES.named("openclaw")
+    marker = "[Queued user message from a previous active turn; preserved as context only. Continue below.]\n"
+    continuation = (
+        "Continue the current task from the existing transcript, preserving completed work. If an action was "
+        "interrupted, inspect its state before deciding whether to retry it. "
+        "Do not restart the task or repeat completed actions."
+    )
+    stamp = "[Mon 2026-11-30 03:49 UTC] "
+    for retry in (
+        f"{marker}{said}",
+        f"{stamp}{marker}{said}",
+        f"{marker}{stamp}{said}",
+        f"{stamp}{marker}{stamp}{said}",
+    ):
+        retried = profile.view(user(f"{retry}\n\n{continuation}"))
+        assert retried.text == profile.view(user(said)).text
+        assert retried.message is not None
+        assert retried.message["content"] == said
+        assert retried.is_evidence
+    assert not profile.view(user(continuation)).is_evidence
+    assert not profile.view(user(f"{stamp}{continuation}")).is_evidence
+
+
 def test_an_own_profile_replaces_a_shipped_one(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(
         'name = "generic"\ndescription = "mine"\nrules = []\n[recognise]\n', encoding="utf-8"

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -36,10 +37,12 @@ class Disk:
 
     def __init__(self) -> None:
         self.refusals = 0
+        self.refused = threading.Event()
 
     def write(self, descriptor: int, content: bytes, offset: int) -> None:
         if self.refusals > 0:
             self.refusals -= 1
+            self.refused.set()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.pwrite(descriptor, content, offset)
 
@@ -72,8 +75,9 @@ def next_states(bus: MemoryBus) -> list[tuple[str, NextStateKind]]:
 HISTORY = [user("a"), assistant(ANSWER), user("wrong!")]
 
 
-async def settle(gateway: GatewayUnderTest) -> None:
-    """Until the outbox has answered everything that was submitted."""
+async def settle(gateway: GatewayUnderTest, disk: Disk) -> None:
+    """Until the disk has refused what it was told to, and the outbox has answered everything that was submitted."""
+    assert await asyncio.to_thread(disk.refused.wait, GIVE_UP_SECONDS)  # Else it would refuse what comes now.
     await gateway.conversations.feedback(
         "alice", await response_id(gateway), feedback_id="settle", score=1.0, text=None, source="user"
     )
@@ -91,7 +95,7 @@ async def test_a_repeated_request_writes_the_next_state_that_the_disk_refused(
         first = await gateway.answer([user("a")], ANSWER)
         disk.refusals = 1
         await gateway.conversations.place(request(HISTORY, clock=gateway.clock))  # Its engine fails: no turn follows.
-        await settle(gateway)
+        await settle(gateway, disk)
         await gateway.conversations.place(request(HISTORY, clock=gateway.clock))
         await gateway.conversations.place(request(HISTORY, clock=gateway.clock))
     assert [kind for turn_id, kind in next_states(bus) if turn_id == first.turn_id] == [NextStateKind.REPLY]
@@ -105,7 +109,7 @@ async def test_a_turn_brings_the_next_state_that_the_disk_refused_before(
         asked = request(HISTORY, clock=gateway.clock)
         disk.refusals = 1
         placement = await gateway.conversations.place(asked)
-        await settle(gateway)
+        await settle(gateway, disk)
         turn = turn_event(asked, placement, assistant("better"), gateway.clock)
         assert await gateway.conversations.finish(asked, placement, turn) is True
     assert (first.turn_id, NextStateKind.REPLY) in next_states(bus)
@@ -119,7 +123,7 @@ async def test_a_turn_whose_next_state_is_refused_again_is_not_called_recorded(
         asked = request(HISTORY, clock=gateway.clock)
         disk.refusals = 1
         placement = await gateway.conversations.place(asked)
-        await settle(gateway)
+        await settle(gateway, disk)
         turn = turn_event(asked, placement, assistant("better"), gateway.clock)
         writes = 0
 
@@ -144,7 +148,7 @@ async def test_a_turn_whose_next_state_was_refused_goes_on_waiting_for_one(
         first = await gateway.answer([user("a")], ANSWER)
         disk.refusals = 1
         await gateway.conversations.place(request(HISTORY, clock=clock))
-        await settle(gateway)
+        await settle(gateway, disk)
         clock.advance(10_000)
         assert await gateway.conversations.idle_sessions.close_idle() == 1
     assert (first.turn_id, NextStateKind.SESSION_END) in next_states(bus)
