@@ -30,7 +30,7 @@ def main(
     learning_rate: Annotated[float, typer.Option(help="Adam's step size.")] = 3e-5,
     temperature: Annotated[float, typer.Option(help="Of the policy's answers.")] = 0.7,
     concurrent: Annotated[int, typer.Option(help="Conversations at a time.", min=1)] = 8,
-    pause: Annotated[float, typer.Option(help="Mean seconds that a user pauses between conversations.", min=0)] = 5.0,
+    pause: Annotated[float, typer.Option(help="Mean seconds that a user pauses between conversations.", min=0)] = 8.0,
     samples: Annotated[int, typer.Option(help="Held-out answers per question and evaluation.", min=1)] = 3,
     reports: Annotated[Path, typer.Option(help="Where runs and reports go.")] = Path("reports"),
 ) -> None:
