@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 import shutil
+import sqlite3
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,8 @@ def is_out_of_space(error: BaseException) -> bool:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in _OUT_OF_SPACE:
+            return True
+        if getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
             return True
         worded = _RUST_OS_ERROR.search(str(cause))
         if worded is not None and int(worded[1]) in _OUT_OF_SPACE:

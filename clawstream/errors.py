@@ -41,6 +41,7 @@
     ├── TooManyDeadLetters       a worker stopped because most of its inputs could not be handled
     ├── OutboxError              the gateway's outbox on disk is damaged, locked or cannot be written
     │   └── OutboxFull           it holds as much as it may: turns are served unrecorded
+    ├── TurnLedgerError          what the trainer remembers of turns is damaged, or cannot be written
     ├── DirectoryInUse           another process uses a directory that only one may
     ├── SandboxError             commands cannot be isolated, or a sandbox could not be started
     └── SupervisorError          a process could not be started, found or stopped
@@ -330,6 +331,10 @@ class OutboxFull(OutboxError):  # noqa: N818 - reads as the condition it names
 
 class TurnIndexUnwritable(ClawstreamError):  # noqa: N818 - reads as the condition it names
     """The disk refuses what is to be written into the turn index: it is full, or broken. The topic still holds it."""
+
+
+class TurnLedgerError(ClawstreamError):
+    """The trainer's file of turns that left does not hold what a checkpoint counts, or its disk refuses it."""
 
 
 class DirectoryInUse(ClawstreamError):  # noqa: N818 - reads as the condition it names

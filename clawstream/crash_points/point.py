@@ -28,6 +28,7 @@ AFTER_BLOB_WRITE: Final = "after-blob-write"
 BEFORE_OUTBOX_SYNC: Final = "before-outbox-sync"
 AFTER_OUTBOX_SYNC: Final = "after-outbox-sync"
 BEFORE_CHECKPOINT: Final = "before-checkpoint"
+AFTER_TURN_LEDGER: Final = "after-turn-ledger"
 AFTER_CHECKPOINT: Final = "after-checkpoint"
 BEFORE_WEIGHTS_EVENT: Final = "before-weights-event"
 AFTER_WEIGHTS_EVENT: Final = "after-weights-event"
@@ -48,6 +49,7 @@ POINTS: Final = (
     BEFORE_OUTBOX_SYNC,
     AFTER_OUTBOX_SYNC,
     BEFORE_CHECKPOINT,
+    AFTER_TURN_LEDGER,
     AFTER_CHECKPOINT,
     BEFORE_WEIGHTS_EVENT,
     AFTER_WEIGHTS_EVENT,

@@ -32,13 +32,14 @@ from clawstream.settings import EXIT_CODE_WRONG_SETTINGS, load_settings
 from clawstream.weights.manifest import verify
 from services.trainer.assembly import Surroundings, Trainer, trainer_history
 from services.trainer.batch_archive import BatchArchive
-from services.trainer.checkpoint import CheckpointStore
+from services.trainer.checkpoint import Checkpoint, CheckpointStore
 from services.trainer.crashing_store import with_store_crash
 from services.trainer.disk_store import DiskStore
 from services.trainer.engine import cpu_platform
 from services.trainer.engine.adapter_weights import CONFIG_NAME
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.history import History
+from services.trainer.ledger_file import LedgerFile
 from services.trainer.patient_disk import DiskPatience, PatientArchive, PatientStore
 from services.trainer.progress import Progress
 from services.trainer.progress_report import ProgressReport
@@ -135,9 +136,10 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
             on_rejected=lambda directory, reason: logger.error("a checkpoint is passed over", reason=reason),
             on_not_removed=lambda error: logger.error("an old checkpoint cannot be removed", error=str(error)),
         )
+        turns = LedgerFile(root / "turn-ledger.sqlite")
         weights = weight_store(settings)
         patience = DiskPatience(stop, logger)
-        store = PatientStore(DiskStore(checkpoints, weights, settings.model), patience)
+        store = PatientStore(DiskStore(checkpoints, turns, weights, settings.model), patience)
         trainer = Trainer(
             settings,
             around,
@@ -155,7 +157,7 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
         history = _history_when_there_is_a_broker(settings, around)
         if history is None:
             return
-        checkpoint = checkpoints.latest_good()
+        checkpoint = checkpoints.latest_good(lambda found: turns.check(_progress(found).turns))
         if history.pointer.rollback is not None:
             logger.warning(
                 "a rollback holds: what is trained now goes into service after `clawstream weights release`",
@@ -163,7 +165,7 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
             )
         if checkpoint is not None:
             policy.open(settings.model, checkpoint=checkpoint.directory)
-            progress = Progress.from_document(checkpoint.progress)
+            progress = _progress(checkpoint)
             logger.info("resumes", step=progress.step, weight_version=progress.weight_version)
         else:
             start_version, directory = _weights_to_start_from(settings, history, weights, logger)
@@ -178,8 +180,17 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
             trainer.check()
         finally:
             trainer.close()
+            turns.close()
             operations.close()
     logger.info("ended")
+
+
+def _progress(checkpoint: Checkpoint) -> Progress:
+    """Raises SettingsError for a checkpoint of another format."""
+    try:
+        return Progress.from_document(checkpoint.progress)
+    except SettingsError as error:
+        raise SettingsError(f"{checkpoint.directory}: {error}") from error
 
 
 def _open(policy: RankedPolicy, settings: TrainerSettings, directory: Path, start_version: int) -> None:

@@ -31,6 +31,7 @@ from services.trainer.resume import resumed_progress
 from services.trainer.retention import ArtefactRetention
 from services.trainer.rollouts import RolloutRules
 from services.trainer.settings import TrainerSettings
+from services.trainer.turn_ledger import LedgerAddition, TurnLedger
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,8 @@ class Trainer:
         self._announcer.open()
         history = trainer_history(self._settings, around.bus)  # after the fence: nobody writes to it any more but us
         if is_new:
-            self._finisher.finish(FinishedStep(self._policy.snapshot(), progress), history)
+            nothing_left = LedgerAddition(progress.turns, progress.turns)
+            self._finisher.finish(FinishedStep(self._policy.snapshot(), progress, nothing_left), history)
         else:
             reached = progress
             progress = resumed_progress(progress, history, self._store.versions())
@@ -150,7 +152,7 @@ class Trainer:
                 )
             self._finisher.announce(self._policy.snapshot(), progress, history)
         progress = progress.announced()
-        ledger = progress.ledger()
+        ledger = TurnLedger(self._store, progress.turns)
         settings = self._settings
         now = around.clock.monotonic_seconds()
         batcher = Batcher(

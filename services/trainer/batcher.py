@@ -22,23 +22,7 @@ from services.trainer.ages import age, is_too_old, stale_tokens
 from services.trainer.candidates import Candidate
 from services.trainer.credit import CreditRules, beside_baselines, credited, may_have_signal
 from services.trainer.rollouts import Arrival, RolloutRules, units
-
-RevisionOrder = tuple[int, bool, int]
-
-
-@dataclass(slots=True)
-class TurnLedger:
-    """What is remembered of turns that have left the batcher. Part of the checkpoint."""
-
-    trained: dict[str, float] = field(default_factory=dict[str, float])
-    """Turn id to when it was trained, in seconds since 1970."""
-    settled: dict[str, tuple[RevisionOrder, float]] = field(default_factory=dict[str, tuple[RevisionOrder, float]])
-    """Turn id to the highest revision that was dropped for good, and when: a lower one must not be trained after it."""
-
-    def forget_before(self, seconds: float) -> None:
-        """Forgets turns that left earlier."""
-        self.trained = {turn: when for turn, when in self.trained.items() if when >= seconds}
-        self.settled = {turn: entry for turn, entry in self.settled.items() if entry[1] >= seconds}
+from services.trainer.turn_ledger import LedgerEntry, TurnLedger
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +99,11 @@ class Batcher:
         """Takes in a candidate."""
         self._now_seconds = now_seconds
         turn = candidate.turn_id
-        if turn in self._ledger.trained:
+        left = self._ledger.find(turn)
+        if left is not None and left.revision is None:
             self._drop(candidate, DropReason.ALREADY_TRAINED, now_seconds)
             return
-        settled = self._ledger.settled.get(turn)
-        if settled is not None and candidate.revision.order <= settled[0]:
+        if left is not None and left.revision is not None and candidate.revision.order <= left.revision:
             self._drop(candidate, DropReason.SUPERSEDED, now_seconds, "a later revision was dropped before")
             return
         held = self._waiting.get(turn)
@@ -156,8 +140,7 @@ class Batcher:
             self._drops_since = now_seconds
 
     def forget_before(self, seconds: float) -> None:
-        """Forgets turns that left, and users who were not heard of, before this time in seconds since 1970."""
-        self._ledger.forget_before(seconds)
+        """Forgets users who were not heard of since this time in seconds since 1970."""
         if self._baselines is not None:
             self._baselines.forget_before(seconds)
 
@@ -226,13 +209,12 @@ class Batcher:
             chosen = [candidate for candidate in chosen if candidate.sample.has_signal]
         for candidate in chosen:
             del self._waiting[candidate.turn_id]
-            self._ledger.trained[candidate.turn_id] = wall_seconds
-            self._ledger.settled.pop(candidate.turn_id, None)
+            self._ledger.add(LedgerEntry(candidate.turn_id, wall_seconds))
         for candidate in without_signal:
             del self._waiting[candidate.turn_id]
             detail = f"reward {candidate.reward:g}" if candidate.reward else ""
             self._drop(candidate, DropReason.ZERO_ADVANTAGE, now_seconds, detail)
-            self._ledger.settled[candidate.turn_id] = (candidate.revision.order, wall_seconds)
+            self._ledger.add(LedgerEntry(candidate.turn_id, wall_seconds, candidate.revision.order))
         drops, self._drops, self._drops_since = self._drops, [], None
         self._num_dead_letters = self._dead_letter_bytes = 0
         return ClosedBatch(chosen, drops, closed_by)

@@ -8,7 +8,7 @@
         state.json                                                         updates made, and the progress document
         manifest.json                                                      length and sha256 of every file above
 
-The progress document (offsets, trained ids, counters) is opaque here: whoever owns it puts in what must move
+The progress document (offsets, counters, which turns left) is opaque here: whoever owns it puts in what must move
 together with the weights. Because both are one rename, a sample is trained at most once with respect to weights.
 Nothing is pickled. Tensors are whole, so a checkpoint can be resumed with another tensor-parallel size.
 """
@@ -30,7 +30,7 @@ from clawstream.durable_files import (
     whole_directory,
     write_file,
 )
-from clawstream.errors import ClawstreamError
+from clawstream.errors import ClawstreamError, TurnLedgerError
 from services.trainer.engine.optimizer import MOMENTS
 from services.trainer.engine.weights import SafetensorsDirectory
 from services.trainer.policy import PolicySnapshot, PolicyTrainer
@@ -130,15 +130,19 @@ class CheckpointStore:
                 self._on_not_removed(error)
         return final
 
-    def latest_good(self) -> Checkpoint | None:
+    def latest_good(self, check: Callable[[Checkpoint], None] = lambda checkpoint: None) -> Checkpoint | None:
         """The newest checkpoint whose every byte is as written; None when there is none.
+
+        `check` raises TurnLedgerError for one whose turns are not remembered any more: it is passed over too.
 
         Torn or damaged newer ones are passed over (and left where they are, for people to look at).
         """
         for directory in reversed(self._directories()):
             try:
-                return read_checkpoint(directory)
-            except CheckpointError as error:
+                checkpoint = read_checkpoint(directory)
+                check(checkpoint)
+                return checkpoint
+            except (CheckpointError, TurnLedgerError) as error:
                 if self._on_rejected is not None:
                     self._on_rejected(directory, str(error))
         return None

@@ -7,19 +7,30 @@ from pathlib import Path
 from typing import Any
 
 from services.trainer.checkpoint import CheckpointStore
+from services.trainer.ledger_file import LedgerFile
 from services.trainer.policy import PolicySnapshot
 from services.trainer.ports import Snapshot
 from services.trainer.publish import WeightStore
+from services.trainer.turn_ledger import LedgerAddition, LedgerEntry
 
 
 class DiskStore:
-    """Checkpoints and published weights of one policy."""
+    """Checkpoints, turn ledger and published weights of one policy."""
 
-    def __init__(self, checkpoints: CheckpointStore, weights: WeightStore, base_directory: Path) -> None:
+    def __init__(
+        self, checkpoints: CheckpointStore, turns: LedgerFile, weights: WeightStore, base_directory: Path
+    ) -> None:
         """`base_directory` gives published versions their configuration and tokenizer files."""
         self._checkpoints = checkpoints
+        self._turns = turns
         self._weights = weights
         self._base_directory = base_directory
+
+    def find_turn(self, turn_id: str, entries: int) -> LedgerEntry | None:
+        return self._turns.find_turn(turn_id, entries)
+
+    def append_turns(self, addition: LedgerAddition) -> None:
+        self._turns.append(addition)
 
     def save_checkpoint(self, snapshot: Snapshot, progress: dict[str, Any], step: int) -> None:
         assert isinstance(snapshot, PolicySnapshot)

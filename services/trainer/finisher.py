@@ -1,6 +1,6 @@
 """Everything after the update, on a thread of its own, in this order:
 
-    checkpoint -> artefact -> one transaction of weight-version, pointer, train-steps and dead letters
+    turn ledger -> checkpoint -> artefact -> one transaction of weight-version, pointer, train-steps and dead letters
     -> removal of old artefacts
 
 One step is finished before the next is taken on, so that after a crash at most the newest checkpoint's events are
@@ -22,6 +22,7 @@ from services.trainer.history import History
 from services.trainer.ports import Snapshot, Store
 from services.trainer.progress import Progress
 from services.trainer.retention import ArtefactRetention
+from services.trainer.turn_ledger import LedgerAddition
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class FinishedStep:
     snapshot: Snapshot
     progress: Progress
     """With the events that are to be announced."""
+    turns: LedgerAddition
+    """What the progress counts and the disk does not hold yet."""
 
 
 class Finisher:
@@ -87,9 +90,10 @@ class Finisher:
             self._failure = error
 
     def finish(self, step: FinishedStep, history: History | None = None) -> None:
-        """In the calling thread: checkpoint, then everything that follows from it and is not in `history`."""
+        """In the calling thread: turn ledger, checkpoint, then all that follows from it and is not in `history`."""
         progress = step.progress
         started = self._clock.monotonic_seconds()
+        self._store.append_turns(step.turns)
         self._store.save_checkpoint(step.snapshot, progress.document(), progress.step)
         self._metrics.observe("checkpoint_seconds", self._clock.monotonic_seconds() - started)
         self.announce(step.snapshot, progress, history)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from services.trainer.ports import Snapshot, Store
+from services.trainer.turn_ledger import LedgerAddition, LedgerEntry
 
 
 class ForwardingStore:
@@ -12,6 +13,12 @@ class ForwardingStore:
 
     def __init__(self, inner: Store) -> None:
         self._inner = inner
+
+    def find_turn(self, turn_id: str, entries: int) -> LedgerEntry | None:
+        return self._inner.find_turn(turn_id, entries)
+
+    def append_turns(self, addition: LedgerAddition) -> None:
+        self._inner.append_turns(addition)
 
     def save_checkpoint(self, snapshot: Snapshot, progress: dict[str, Any], step: int) -> None:
         self._inner.save_checkpoint(snapshot, progress, step)

@@ -15,7 +15,7 @@ from clawstream.log import Logger
 from clawstream.metrics import Metrics
 from schemas.events.train_step import DroppedSample, DropReason, GuardAction
 from services.trainer.batch_archive import ArchivedBatch
-from services.trainer.batcher import Batcher, ClosedBatch, TurnLedger
+from services.trainer.batcher import Batcher, ClosedBatch
 from services.trainer.events import train_step_event
 from services.trainer.finisher import FinishedStep, Finisher
 from services.trainer.guards.bounds import Breach
@@ -26,6 +26,7 @@ from services.trainer.progress import Progress, waiting_samples
 from services.trainer.progress_report import ProgressReport
 from services.trainer.reader import SampleReader
 from services.trainer.sample import StepResult, UnchangedReason
+from services.trainer.turn_ledger import TurnLedger
 
 NO_SAMPLES = "no_samples"
 """`unchanged_reason` of a step that only lists drops."""
@@ -141,14 +142,12 @@ class TrainerLoop:
         self._count_drops(batch, culprits)
         num_trained = 0 if unchanged_reason == UnchangedReason.HELD else len(closed.candidates) - len(culprits)
         waiting = [*waiting_samples(self._batcher.waiting()), *self._reader.expected]
-        self._batcher.forget_before(started_at.timestamp() - self._settings.trained_retention_days * _SECONDS_PER_DAY)
+        self._batcher.forget_before(self._retained_since())
         after = before.model_copy(
             update={
                 "step": step,
                 "seen_offsets": self._reader.seen_offsets,
                 "waiting": waiting,
-                "trained": dict(self._ledger.trained),
-                "settled": dict(self._ledger.settled),
                 "baselines": self._batcher.baselines,
                 "knobs": self._guards.state,
                 "drop_counts": dict(self._batcher.drop_counts),
@@ -200,7 +199,8 @@ class TrainerLoop:
     def _hand_over(self) -> None:
         """Checkpoint, artefact and events, on the finisher's thread; then the next group of steps begins."""
         self._finisher.join()  # before the snapshot, so that never more than one is in memory
-        progress = self._progress
+        turns = self._ledger.take(forget_before=self._retained_since())  # after the join: those before are on the disk
+        progress = self._progress.model_copy(update={"turns": turns.mark})
         if self._group_version is not None:
             progress = progress.model_copy(
                 update={
@@ -210,9 +210,13 @@ class TrainerLoop:
                 }
             )
             self._group_version = None
-        self._finisher.submit(FinishedStep(self._policy.snapshot(), progress))
+        self._finisher.submit(FinishedStep(self._policy.snapshot(), progress, turns))
         self._progress = progress.announced()
         self._batcher.set_version(progress.newest_version, self._clock.monotonic_seconds())
+
+    def _retained_since(self) -> float:
+        """What is older need not be remembered, in seconds since 1970."""
+        return self._clock.now().timestamp() - self._settings.trained_retention_days * _SECONDS_PER_DAY
 
     def _count_drops(self, batch: ClosedBatch, culprits: list[DroppedSample]) -> None:
         for dropped in culprits:

@@ -17,6 +17,7 @@ from services.trainer.batch_archive import ArchivedBatch
 from services.trainer.forwarding_store import ForwardingStore
 from services.trainer.ports import Archive, Snapshot, Store
 from services.trainer.sample import TrainingSample
+from services.trainer.turn_ledger import LedgerAddition
 
 _RETRY_SECONDS: Final = 3.0
 
@@ -53,6 +54,9 @@ class PatientStore(ForwardingStore):
     def __init__(self, inner: Store, patience: DiskPatience) -> None:
         super().__init__(inner)
         self._patience = patience
+
+    def append_turns(self, addition: LedgerAddition) -> None:
+        self._patience.write("turn ledger", lambda: self._inner.append_turns(addition))
 
     def save_checkpoint(self, snapshot: Snapshot, progress: dict[str, Any], step: int) -> None:
         self._patience.write("checkpoint", lambda: self._inner.save_checkpoint(snapshot, progress, step))

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from services.trainer.batch_archive import ArchivedBatch
 from services.trainer.guards.controls import StepControls
 from services.trainer.sample import StepResult, TrainingSample
+from services.trainer.turn_ledger import LedgerAddition, LedgerEntry
 
 
 class Snapshot(Protocol):
@@ -52,7 +53,18 @@ class Policy(Protocol):
 
 
 class Store(Protocol):
-    """Checkpoints and published weights. Used by one thread at a time."""
+    """Checkpoints, the turn ledger and published weights. One thread writes; any thread may look for turns."""
+
+    def find_turn(self, turn_id: str, entries: int) -> LedgerEntry | None:
+        """See `RememberedTurns`. Raises TurnLedgerError."""
+        ...
+
+    def append_turns(self, addition: LedgerAddition) -> None:
+        """Returns when the entries are on the disk, in place of everything behind the addition's base.
+
+        Comes before the checkpoint that counts them. Raises TurnLedgerError.
+        """
+        ...
 
     def save_checkpoint(self, snapshot: Snapshot, progress: dict[str, Any], step: int) -> None:
         """Returns when the atom is on the disk. Raises CheckpointError."""

@@ -1,4 +1,4 @@
-"""What must move together with the weights: positions, trained turns, counters. The document inside a checkpoint.
+"""What must move together with the weights: positions, counters, and which turns left. The document in a checkpoint.
 
 `next_offsets` is where a successor starts to read: the oldest sample that still waits, in every partition. From there
 to `seen_offsets` it takes only the samples listed in `waiting`; everything else there was trained or listed as dropped
@@ -10,12 +10,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from clawstream.errors import SettingsError
 from schemas.events import TrainStepEvent
-from services.trainer.batcher import RevisionOrder, TurnLedger
 from services.trainer.candidates import Candidate
 from services.trainer.dead_letters import DeadLetter
+from services.trainer.turn_ledger import LedgerMark
 
-FORMAT = 1
+FORMAT = 2
 
 
 class WaitingSample(BaseModel):
@@ -49,10 +50,8 @@ class Progress(BaseModel):
     """Partition of `samples` to the offset after the last record that was taken in."""
     waiting: list[WaitingSample] = []
     """What was taken in before `seen_offsets` and waits."""
-    trained: dict[str, float] = {}
-    """See `TurnLedger`."""
-    settled: dict[str, tuple[RevisionOrder, float]] = {}
-    """See `TurnLedger`."""
+    turns: LedgerMark = LedgerMark()
+    """Which entries of the turn ledger are this run's: every turn that left it."""
     baselines: dict[str, tuple[float, float]] = {}
     """See `UserBaselines`."""
     knobs: dict[str, float] = {}
@@ -78,17 +77,22 @@ class Progress(BaseModel):
             offsets[sample.partition] = min(sample.offset, offsets.get(sample.partition, sample.offset))
         return offsets
 
-    def ledger(self) -> TurnLedger:
-        """A ledger to go on with."""
-        return TurnLedger(dict(self.trained), dict(self.settled))
-
     def document(self) -> dict[str, Any]:
         """For the checkpoint."""
         return self.model_dump(mode="json")
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> "Progress":
-        """Reads a checkpoint's document. Raises pydantic.ValidationError for one that is not ours."""
+        """Reads a checkpoint's document.
+
+        Raises SettingsError for one of another format, pydantic.ValidationError for one that is not ours.
+        """
+        if document.get("format") != FORMAT:
+            raise SettingsError(
+                f"a checkpoint of format {document.get('format')}, and this program reads {FORMAT}: move the folder "
+                "`checkpoints` away, and the trainer begins anew from the version in service, with all samples that "
+                "are retained; or start the program that wrote it"
+            )
         return cls.model_validate(document)
 
 

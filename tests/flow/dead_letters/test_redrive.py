@@ -36,7 +36,7 @@ from services.judge.ledger import Ledger
 from services.judge.ledger_writer import LedgerWriter
 from services.teacher.handler import TeacherHandler
 from services.teacher.settings import TeacherSettings
-from services.trainer.batcher import Batcher, BatchRules, TurnLedger
+from services.trainer.batcher import Batcher, BatchRules
 from services.trainer.candidates import CandidateRules
 from services.trainer.dead_letters import DeadLetter
 from services.trainer.progress import Progress
@@ -45,6 +45,7 @@ from tests.fixtures.buses import kafka_bus, read_all
 from tests.fixtures.judged_log import JudgedLog, next_state_of, turn_event
 from tests.fixtures.samples import make_sample, sample_record
 from tests.fixtures.service_process import REPOSITORY
+from tests.fixtures.turn_ledgers import empty_ledger
 from tests.fixtures.workers import eventually
 
 pytestmark = pytest.mark.kafka
@@ -231,7 +232,7 @@ async def test_the_teachers_letter_becomes_a_sample_once_its_turn_is_there(
 
 def sample_reader(log: JudgedLog) -> tuple[SampleReader, Batcher]:
     """The trainer's, from the beginning; what it cannot decode goes to its dead letters."""
-    batcher = Batcher(BatchRules(4, 1000.0, None), TurnLedger(), current_version=0)
+    batcher = Batcher(BatchRules(4, 1000.0, None), empty_ledger(), current_version=0)
 
     def bury(record: Record, error: DecodeError) -> DeadLetter:
         now_iso = SystemClock().now().isoformat()

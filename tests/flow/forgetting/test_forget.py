@@ -33,7 +33,7 @@ from services.gateway.turn_index_store import TurnIndexStore
 from services.teacher.handler import TeacherHandler
 from services.teacher.settings import TeacherSettings
 from services.trainer.batch_archive import read_batch
-from services.trainer.batcher import Batcher, BatchRules, TurnLedger
+from services.trainer.batcher import Batcher, BatchRules
 from services.trainer.candidates import CandidateRules, read_candidate
 from services.trainer.progress import Progress
 from services.trainer.reader import SampleReader
@@ -42,6 +42,7 @@ from tests.fixtures.judged_log import NOW
 from tests.fixtures.remembered_log import RememberedLog
 from tests.fixtures.samples import make_sample, sample_record
 from tests.fixtures.service_process import REPOSITORY
+from tests.fixtures.turn_ledgers import empty_ledger
 from tests.fixtures.workers import eventually
 
 pytestmark = pytest.mark.kafka
@@ -154,7 +155,7 @@ async def test_a_session_is_forgotten_once_and_everywhere(
     forgotten = read_forgotten(log.bus, namespace)
     late = make_sample("turn-1", session_id="secret", revision=(1, False, 9))
     log.log.write([sample_record(late, namespace)])
-    batcher = Batcher(BatchRules(4, 1000.0, None), TurnLedger(), current_version=0)
+    batcher = Batcher(BatchRules(4, 1000.0, None), empty_ledger(), current_version=0)
     reader = SampleReader(
         log.bus,
         log.log.topic(topics.SAMPLES),

@@ -11,8 +11,11 @@ import numpy as np
 
 from services.trainer.batch_archive import ArchivedBatch
 from services.trainer.guards.controls import StepControls
+from services.trainer.ledger_file import LedgerFile
 from services.trainer.ports import Snapshot
 from services.trainer.sample import SampleStatistics, StepResult, TrainingSample, UnchangedReason
+from services.trainer.turn_ledger import LedgerAddition, LedgerEntry
+from tests.fixtures.turn_ledgers import MemoryTurns
 
 
 class Crash(BaseException):
@@ -52,6 +55,7 @@ class Disk:
     """What is left after a crash."""
 
     checkpoints: dict[int, tuple[FakeSnapshot, dict[str, Any]]] = field(default_factory=dict)
+    turns: MemoryTurns | LedgerFile = field(default_factory=MemoryTurns)
     artefacts: dict[int, tuple[str, ...]] = field(default_factory=dict)
     makers: dict[int, tuple[str, str | None]] = field(default_factory=dict)
     deleted: list[int] = field(default_factory=list)
@@ -122,6 +126,14 @@ class FakeStore:
     def __init__(self, disk: Disk, faults: Faults) -> None:
         self._disk = disk
         self._faults = faults
+
+    def find_turn(self, turn_id: str, entries: int) -> LedgerEntry | None:
+        return self._disk.turns.find_turn(turn_id, entries)
+
+    def append_turns(self, addition: LedgerAddition) -> None:
+        self._faults.at("before turns")
+        self._disk.turns.append(addition)
+        self._faults.at("after turns")
 
     def save_checkpoint(self, snapshot: Snapshot, progress: dict[str, Any], step: int) -> None:
         assert isinstance(snapshot, FakeSnapshot)

@@ -19,11 +19,12 @@ from services.trainer.advantages import (
     combine_rewards,
     group_advantages,
 )
-from services.trainer.batcher import Batcher, BatchRules, ClosedBatch, TurnLedger
+from services.trainer.batcher import Batcher, BatchRules, ClosedBatch
 from services.trainer.candidates import Candidate
 from services.trainer.credit import CreditRules
 from services.trainer.policy import PolicyTrainer
 from services.trainer.rollouts import RolloutRules
+from tests.fixtures.turn_ledgers import empty_ledger
 from tests.unit.trainer.tiny_models import random_samples
 
 REWARDS = st.floats(-1, 1, allow_nan=False).map(lambda value: round(value, 3))
@@ -93,7 +94,7 @@ def batcher(
         credit=CreditRules(mode, rewards or RewardRules()),
     )
     baselines = UserBaselines(0.5) if mode is AdvantageMode.USER_BASELINE else None
-    return Batcher(rules, TurnLedger(), current_version=version, baselines=baselines)
+    return Batcher(rules, empty_ledger(), current_version=version, baselines=baselines)
 
 
 def advantages(batch: ClosedBatch) -> dict[str, float]:

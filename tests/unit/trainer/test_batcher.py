@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from schemas.events.base import RecordReference
 from schemas.events.sample import SampleRevision
 from schemas.events.train_step import DropReason
-from services.trainer.batcher import Batcher, BatchRules, ClosedBatch, TurnLedger
+from services.trainer.batcher import Batcher, BatchRules, ClosedBatch
 from services.trainer.candidates import Candidate
 from services.trainer.sample import TrainingSample
+from services.trainer.turn_ledger import LedgerEntry, LedgerMark, TurnLedger
+from tests.fixtures.turn_ledgers import MemoryTurns, empty_ledger
 
 RULES = BatchRules(batch_size=3, max_batch_age_seconds=60.0, max_age_versions=4)
 
@@ -43,7 +45,7 @@ def candidate(
 
 
 def new_batcher(rules: BatchRules = RULES, ledger: TurnLedger | None = None, version: int = 0) -> Batcher:
-    return Batcher(rules, ledger if ledger is not None else TurnLedger(), current_version=version)
+    return Batcher(rules, ledger if ledger is not None else empty_ledger(), current_version=version)
 
 
 def close(batcher: Batcher, closed_by: str = "age") -> ClosedBatch:
@@ -174,10 +176,21 @@ def test_tombstone_removes_what_waits() -> None:
     assert (trained(batch), reasons(batch)) == ([], {"t/0": DropReason.TOMBSTONE})
 
 
-def test_ledger_forgets_after_its_retention() -> None:
-    ledger = TurnLedger({"old": 1.0, "new": 9.0}, {"old-too": ((0, False, 1), 2.0), "new-too": ((0, False, 1), 9.0)})
-    ledger.forget_before(5.0)
-    assert (set(ledger.trained), set(ledger.settled)) == ({"new"}, {"new-too"})
+def test_turns_are_known_while_they_are_saved_and_afterwards() -> None:
+    turns = MemoryTurns()
+    ledger = TurnLedger(turns, LedgerMark())
+    ledger.add(LedgerEntry("a", 1.0, (0, False, 3)))
+    first = ledger.take(forget_before=0.0)
+    assert ledger.find("a") == LedgerEntry("a", 1.0, (0, False, 3)), "not on the disk yet"
+    turns.append(first)
+    ledger.add(LedgerEntry("a", 2.0))
+    assert ledger.find("a") == LedgerEntry("a", 2.0), "the newest entry counts"
+    second = ledger.take(forget_before=0.0)
+    assert (second.base, second.entries) == (first.mark, (LedgerEntry("a", 2.0),))
+    turns.append(second)
+    assert ledger.take(forget_before=0.0).entries == ()
+    assert ledger.find("a") == LedgerEntry("a", 2.0)
+    assert (ledger.find("b"), turns.mark().entries) == (None, 2)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from schemas.events.train_step import DropReason
 from schemas.events.weights import EngineState
 from services.trainer.assembly import Surroundings, Trainer, trainer_history
 from services.trainer.guards.bounds import Breach
+from services.trainer.ledger_file import LedgerFile
 from services.trainer.loop import TrainerLoop
 from services.trainer.progress import Progress
 from services.trainer.progress_report import ProgressReport
@@ -58,6 +59,8 @@ POINTS = [
     "before train",
     "after train",
     "snapshot",
+    "before turns",
+    "after turns",
     "before checkpoint",
     "after checkpoint",
     "before publish",
@@ -106,6 +109,7 @@ class World:
         trainer = Trainer(self.settings, around, policy=self.policy, store=store, archive=self.archive)
         if document is not None:
             progress = Progress.from_document(document)
+            self.disk.turns.check(progress.turns)
         else:
             self.lineages += 1
             history = trainer_history(self.settings, around.bus)
@@ -515,8 +519,11 @@ def test_a_waiting_sample_that_was_gone_from_the_log_is_listed() -> None:
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("nth", [1, 2, 3])
 @pytest.mark.parametrize("point", POINTS)
-def test_a_crash_at_any_point_loses_nothing_and_trains_nothing_twice(point: str, nth: int, every: int) -> None:
+def test_a_crash_at_any_point_loses_nothing_and_trains_nothing_twice(
+    point: str, nth: int, every: int, tmp_path: Path
+) -> None:
     world = World(checkpoint_every_steps=every)
+    world.disk.turns = LedgerFile(tmp_path / "turns.sqlite")
     world.put(
         *(
             make_sample(f"turn-{number}", session_id=f"s{number % 5}", reward=(1.0, -1.0, 0.0)[number % 3])
