@@ -31,6 +31,8 @@ from services.trainer.turn_ledger import TurnLedger
 NO_SAMPLES = "no_samples"
 """`unchanged_reason` of a step that only lists drops."""
 _SECONDS_PER_DAY = 86400.0
+_READ_AHEAD_SAMPLES = 1024
+"""Held beside what a batch is made of: a long backlog stays on the log, not in memory and in every checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +98,16 @@ class TrainerLoop:
         self._finisher.join()
 
     def advance(self) -> bool:
-        """Reads once, and makes a step when a batch closes. Returns whether it made one."""
+        """Reads once, and makes a step when a batch closes. Returns whether it made one.
+
+        With plenty in memory, and a batch among it, the step comes first.
+        """
         self._finisher.check()
         now = self._clock.monotonic_seconds()
-        self._reader.poll(self._settings.poll_seconds, newest_published=self._progress.newest_version, now_seconds=now)
-        now = self._clock.monotonic_seconds()
+        if self._batcher.num_waiting < _READ_AHEAD_SAMPLES or self._batcher.closes(now) is None:
+            newest = self._progress.newest_version
+            self._reader.poll(self._settings.poll_seconds, newest_published=newest, now_seconds=now)
+            now = self._clock.monotonic_seconds()
         self._report.waiting(self._batcher.have, self._batcher.drop_counts, now)
         closed_by = self._batcher.closes(now)
         if closed_by is not None:

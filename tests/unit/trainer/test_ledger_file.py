@@ -89,6 +89,7 @@ class Lives(RuleBasedStateMachine):
         self.directory = TemporaryDirectory()
         self.turns = LedgerFile(Path(self.directory.name) / "turns.sqlite")
         self.checkpoints: list[Checkpoint] = [Checkpoint(LedgerMark(), [])]
+        self.base = self.checkpoints[0]
         self.now = 1.0
         self.cutoff = 0.0
 
@@ -142,7 +143,8 @@ class Lives(RuleBasedStateMachine):
         self.turns.append(self.addition)
 
     def _write_checkpoint(self) -> None:
-        self.checkpoints.append(Checkpoint(self.addition.mark, list(self.run.memory)))
+        self.base = Checkpoint(self.addition.mark, list(self.run.memory))
+        self.checkpoints.append(self.base)
 
     def _resume(self) -> None:
         self.turns.close()
@@ -151,11 +153,13 @@ class Lives(RuleBasedStateMachine):
                 try:
                     self.turns.check(checkpoint.mark)
                 except TurnLedgerError:
-                    assert checkpoint is not self.checkpoints[-1], "the newest one's entries were never overwritten"
+                    assert checkpoint is not self.base, "what a run goes on from stays good"
                     continue
-                self.run = Run(TurnLedger(self.turns, checkpoint.mark), list(checkpoint.memory))
-                return
-        self.run = Run(TurnLedger(self.turns, LedgerMark()))
+                break
+        else:
+            checkpoint = Checkpoint(LedgerMark(), [])
+        self.base = checkpoint
+        self.run = Run(TurnLedger(self.turns, checkpoint.mark), list(checkpoint.memory))
 
     @invariant()
     def every_turn_is_known_as_a_plain_list_knows_it(self) -> None:
@@ -402,5 +406,5 @@ def test_what_a_step_writes_and_reads_does_not_depend_on_how_much_is_remembered(
         costs.append((written_bytes() - before) // 5)
         assert turns.find_turn(past.entries[history // 2].turn_id, past.mark.entries) is not None
         turns.close()
-    assert costs[1] < 1.25 * costs[0], costs
+    assert costs[1] < 1.5 * costs[0], f"{costs}: ten times the history, and a B-tree that is one level deeper"
     assert max(costs) < 16 * 4 * 4096 * 2

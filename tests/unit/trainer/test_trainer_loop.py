@@ -165,10 +165,15 @@ def settle_through_crashes(world: World) -> int:
     """Starts trainers until one gets through; returns how many died."""
     crashes = 0
     while True:
+        loop = None
         try:
-            settle(world.start(), world)
+            loop = world.start()
+            settle(loop, world)
         except Crash:
             crashes += 1
+            finisher = loop._finisher._thread if loop is not None else None  # pyright: ignore[reportPrivateUsage]
+            if finisher is not None:
+                finisher.join()  # a process dies with all its threads: none of the dead one's may write any more
         else:
             return crashes
 
@@ -623,6 +628,33 @@ def test_an_old_version_that_the_disk_does_not_let_go_ends_nothing_and_goes_late
     world.put(make_sample("turn-4"))
     settle(loop, world)
     assert world.disk.deleted == [2, 3]
+
+
+def test_a_backlog_stays_on_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.trainer.loop._READ_AHEAD_SAMPLES", 20)
+    monkeypatch.setattr("services.trainer.reader._MAX_RECORDS", 10)
+    world = World(batch_size=2, max_age_versions=None)
+    world.put(*(make_sample(f"turn-{number}", session_id=f"s{number % 5}") for number in range(150)))
+    settle(world.start(), world)
+    assert [len(step.samples) for step in world.steps()] == [2] * 75
+    waiting = [len(document["waiting"]) for _, document in world.disk.checkpoints.values()]
+    assert max(waiting) < 20 + 10
+
+
+def test_what_a_step_costs_does_not_depend_on_how_many_turns_were_trained() -> None:
+    world = World(batch_size=2, max_age_versions=None)
+    loop = world.start()
+    sizes: list[int] = []
+    added: list[int] = []
+    for number in range(40):
+        world.put(*(make_sample(f"turn-{number}-{each}") for each in range(2)))
+        before = len(world.disk.turns.entries)  # type: ignore[union-attr] # it is the plain list here
+        settle(loop, world, quiet_polls=1)
+        added.append(len(world.disk.turns.entries) - before)  # type: ignore[union-attr] # the same
+        sizes.append(len(orjson.dumps({**loop.progress.document(), "seen_offsets": 0, "knobs": 0})))
+    assert added == [2] * 40
+    assert sizes[-1] - sizes[1] < 20, "digits of counters alone"
+    assert loop.progress.turns.entries == 80
 
 
 def test_stopping_announces_the_steps_since_the_last_checkpoint() -> None:
