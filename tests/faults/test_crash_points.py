@@ -80,6 +80,8 @@ CASES = [
         for each in [
             ("before-checkpoint", 1),
             ("before-checkpoint", 2),
+            ("after-turn-ledger", 2),
+            ("after-turn-ledger", 3),
             ("after-checkpoint", 1),
             ("after-checkpoint", 3),
             ("before-weights-event", 2),

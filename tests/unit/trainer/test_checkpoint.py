@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from clawstream.durable_files import remove_directory
+from clawstream.errors import SettingsError, TurnLedgerError
 from services.trainer import checkpoint
-from services.trainer.checkpoint import CheckpointError, CheckpointStore, read_checkpoint
+from services.trainer.checkpoint import Checkpoint, CheckpointError, CheckpointStore, read_checkpoint
 from services.trainer.policy import PolicySnapshot, PolicyTrainer
+from services.trainer.progress import Progress
 from tests.unit.trainer.conftest import assert_same_weights
 from tests.unit.trainer.tiny_models import random_samples
 
@@ -195,6 +197,31 @@ def test_a_damaged_checkpoint_is_passed_over_and_reported(
     assert checkpoint is not None
     assert checkpoint.step == 1
     assert [directory.name for directory, _ in rejected] == ["step-00000002"]
+
+
+def test_a_checkpoint_whose_turns_are_not_remembered_is_passed_over_and_reported(
+    new_policy: NewPolicy, tmp_path: Path
+) -> None:
+    taken = snapshot(new_policy())
+    rejected: list[str] = []
+    store = CheckpointStore(tmp_path, on_rejected=lambda _directory, reason: rejected.append(reason))
+    for step in (1, 2):
+        store.save(taken, {"step": step}, step=step)
+
+    def check(found: Checkpoint) -> None:
+        if found.progress["step"] == 2:
+            raise TurnLedgerError("overwritten")
+
+    found = store.latest_good(check)
+    assert found is not None
+    assert (found.step, rejected) == (1, ["overwritten"])
+
+
+def test_a_checkpoint_of_another_format_is_refused_and_says_what_to_do() -> None:
+    document = Progress(lineage="l", step=3).document()
+    assert Progress.from_document(document).step == 3
+    with pytest.raises(SettingsError, match="format 1, and this program reads 2: move the folder `checkpoints` away"):
+        Progress.from_document({**document, "format": 1, "trained": {"turn": 1.0}})
 
 
 def test_without_a_good_checkpoint_there_is_none(tmp_path: Path) -> None:

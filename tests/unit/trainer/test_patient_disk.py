@@ -13,7 +13,11 @@ from clawstream.errors import BlobError, WeightsError
 from clawstream.log import get_logger
 from services.trainer import patient_disk
 from services.trainer.batch_archive import ArchivedBatch
-from services.trainer.patient_disk import DiskPatience, PatientArchive
+from services.trainer.ledger_file import LedgerFile
+from services.trainer.patient_disk import DiskPatience, PatientArchive, PatientStore
+from services.trainer.turn_ledger import LedgerAddition, LedgerEntry, LedgerMark
+from tests.unit.trainer.fake_compute import Disk as FakeDisk
+from tests.unit.trainer.fake_compute import FakeStore, Faults
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -52,6 +56,18 @@ class Disk:
         return ArchivedBatch(Path(lineage), "sha")
 
 
+class ForwardingTurns(FakeStore):
+    """A store of nothing but turns."""
+
+    def __init__(self, turns: LedgerFile) -> None:
+        super().__init__(FakeDisk(turns=turns), Faults())
+        self.tries = 0
+
+    def append_turns(self, addition: LedgerAddition) -> None:
+        self.tries += 1
+        super().append_turns(addition)
+
+
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patient_disk, "_RETRY_SECONDS", 0.001)
@@ -60,6 +76,31 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_full_disk_is_tried_again_until_there_is_space() -> None:
     archive = PatientArchive(Disk(FULL, FULL), DiskPatience(threading.Event(), get_logger()))
     assert archive.write("lineage", 1, []).path == Path("lineage")
+
+
+def test_a_turn_ledger_without_space_is_tried_again_too(tmp_path: Path) -> None:
+    turns = LedgerFile(tmp_path / "turns.sqlite")
+    old = LedgerMark().after([LedgerEntry("old", 1.0)])
+    turns.append(LedgerAddition(LedgerMark(), old, (LedgerEntry("old", 1.0),)))
+    database = turns._connection  # pyright: ignore[reportPrivateUsage] - SQLite's own way to be full
+    assert database is not None
+    database.execute("PRAGMA max_page_count = 1")
+
+    class Freed(threading.Event):
+        """The process goes on; while it waits, somebody frees the disk."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            database.execute("PRAGMA max_page_count = 10000")
+            return False
+
+    entries = tuple(LedgerEntry(f"turn-{number}", 2.0) for number in range(500))
+    disk = ForwardingTurns(turns)
+    PatientStore(disk, DiskPatience(Freed(), get_logger())).append_turns(
+        LedgerAddition(old, old.after(entries), entries)
+    )
+    assert disk.tries == 2
+    turns.check(old.after(entries))
+    turns.close()
 
 
 def test_another_refusal_is_raised_at_once() -> None:
