@@ -176,7 +176,8 @@ class TrainerSettings(ServiceSettings):
     """OpenClaw-RL's rule: a session with only neutral answers in a batch counts as one sample toward `batch_size`. It
     changes when a batch closes, never a gradient."""
     trained_retention_days: float = Field(default=100.0, gt=0)
-    """How long a trained turn's id is remembered. Longer than the retention of `samples`, or a turn could come back."""
+    """How long a trained turn's id is remembered at least. Longer than the retention of `samples`, or a turn could come
+    back."""
 
     blob_patience_seconds: float = Field(default=3600.0, ge=0)
     """A sample whose large arrays are in a store that does not answer is waited for, and what comes after it with it.

@@ -368,6 +368,20 @@ def test_what_is_too_old_is_forgotten_a_little_at_a_time(turns: LedgerFile) -> N
         turns.check(LedgerMark().after(entries(1, 10)).model_copy(update={"entries": 35}))
 
 
+def test_a_run_from_a_checkpoint_whose_turns_were_forgotten_goes_on(turns: LedgerFile) -> None:
+    marks = [LedgerMark()]
+    for number in range(4):
+        cutoff = 9.0 if number == 3 else 0.0  # forgets the first two additions
+        step = addition(marks[-1], entries(2 * number, 2, left_at=float(number)), forget_before=cutoff)
+        turns.append(step)
+        marks.append(step.mark)
+    other = addition(marks[1], entries(50, 3, left_at=10.0))
+    turns.append(other)
+    turns.check(other.mark)
+    turns.check(marks[1])
+    assert turns.find_turn("turn-50", other.mark.entries) == other.entries[0]
+
+
 def test_marks_of_forgotten_turns_do_not_pile_up(turns: LedgerFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_file, "_FORGOTTEN_MARKS_KEPT", 3)
     mark = LedgerMark()
