@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from clawstream.durable_files import sync_directory
 from clawstream.errors import TurnLedgerError
 from services.trainer.turn_ledger import LedgerAddition, LedgerEntry, LedgerMark
 
@@ -145,6 +146,7 @@ class LedgerFile:
         self._file.replace(self._file.with_name(f"{self._file.name}.before"))
         # SQLite would take it for the new file's.
         self._file.with_name(f"{self._file.name}-journal").unlink(missing_ok=True)
+        sync_directory(self._file.parent)
 
     # ---- the file
 

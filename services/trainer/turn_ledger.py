@@ -28,11 +28,6 @@ class LedgerEntry:
     revision: RevisionOrder | None = None
     """The revision that was dropped for good: a lower one must not be trained after it. None: the turn was trained."""
 
-    @property
-    def is_trained(self) -> bool:
-        """Whether it left to be trained: it never will be again."""
-        return self.revision is None
-
     def as_bytes(self) -> bytes:
         """What the digest is of."""
         return orjson.dumps([self.turn_id, self.left_at, self.revision])
