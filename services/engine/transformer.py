@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import embedding, scaled_dot_product_attention, silu
 
 from services.engine.architecture import ModelArchitecture
 from services.engine.decode_attention import DecodeGroup, decode_attention, plan_groups
 from services.engine.key_value_cache import KeyValueCache, Places
+from services.engine.norm import rms_norm
 from services.engine.rope import rotary_tables, rotate
 from services.engine.weights import LayerWeights, ModelWeights
 
@@ -56,6 +57,7 @@ class Transformer:
         self.dtype = dtype
         # In fp32 also beside bf16 weights: scores and sums of attention are fp32, and decode attention reads in place.
         self.cache = KeyValueCache(architecture, slots, context_tokens, torch.float32)
+        self._norm_epsilon = torch.tensor(architecture.norm_epsilon)
         self._cosines, self._sines = rotary_tables(architecture, context_tokens, dtype)
 
     def step(self, weights: ModelWeights, chunks: Sequence[Chunk], logit_rows: Sequence[int]) -> Tensor:
@@ -73,7 +75,7 @@ class Transformer:
             hidden = self._layer(index, layer, hidden, layout, kept if index == last else None)
         if not logit_rows:
             return hidden.new_empty((0, self.architecture.vocabulary_size), dtype=torch.float32)
-        normed = rms_norm(hidden, weights.final_norm.shape, weights.final_norm, self.architecture.norm_epsilon)
+        normed = rms_norm(hidden, weights.final_norm, self._norm_epsilon)
         return weights.output(normed).float()
 
     def _layer(
@@ -81,14 +83,13 @@ class Transformer:
     ) -> Tensor:
         """[rows, hidden] -> [rows, hidden], or the `kept` [kept_rows] of these rows"""
         architecture = self.architecture
-        epsilon = architecture.norm_epsilon
         num_rotated = architecture.num_heads + architecture.num_kv_heads
 
-        normed = rms_norm(hidden, layer.attention_norm.shape, layer.attention_norm, epsilon)
+        normed = rms_norm(hidden, layer.attention_norm, self._norm_epsilon)
         heads = layer.query_key_value(normed).view(hidden.shape[0], -1, architecture.head_dim)  # [rows, h + 2 kv, d]
         rotated = heads[:, :num_rotated]
         if layer.head_norm is not None:
-            rotated = rms_norm(rotated, (architecture.head_dim,), None, epsilon) * layer.head_norm
+            rotated = rms_norm(rotated, layer.head_norm, self._norm_epsilon)
         rotated = rotate(rotated, layout.cosines, layout.sines)
         queries, keys, values = (
             rotated[:, : architecture.num_heads],
@@ -101,7 +102,7 @@ class Transformer:
             attended, hidden = attended[kept], hidden[kept]
         hidden = layer.attention_output.added_to(hidden, attended)
 
-        normed = rms_norm(hidden, layer.feed_forward_norm.shape, layer.feed_forward_norm, epsilon)
+        normed = rms_norm(hidden, layer.feed_forward_norm, self._norm_epsilon)
         gate, up = layer.gate_up(normed).chunk(2, dim=-1)  # each [rows, intermediate]
         return layer.down.added_to(hidden, silu(gate).mul_(up))
 
