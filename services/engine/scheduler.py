@@ -147,7 +147,7 @@ class Scheduler:
                 length = min(missing, budget)
                 budget -= length
                 (filling if length > 1 else decoding).append(plan_chunk(answer, length))
-        return decoding + filling
+        return dealt(decoding, torch.get_num_threads()) + filling
 
     def _sample(self, answers: Sequence[Answer], logits: Tensor) -> None:
         """Sample one token for each answer from `logits` [answers, vocabulary]."""
@@ -193,6 +193,15 @@ class Scheduler:
             assert plan.answer.slot is not None
             self._transformer.cache.clear(plan.answer.slot)
             self._end_early(plan.answer, {"type": "abort", "message": message, "status_code": 500}, keep=False)
+
+
+def dealt(decoding: Sequence[PlannedChunk], threads: int) -> list[PlannedChunk]:
+    """The same chunks, ordered so that the `threads` runs of rows that attention splits into have as many keys each.
+
+    As cards are dealt: by length, one to each in turn.
+    """
+    by_length = sorted(decoding, key=lambda plan: plan.chunk.start)
+    return [plan for first in range(threads) for plan in by_length[first::threads]]
 
 
 def plan_chunk(answer: Answer, length: int) -> PlannedChunk:

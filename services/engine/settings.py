@@ -12,6 +12,7 @@ from clawstream.settings import LogSettings, ModelDirectory, ProcessSettings
 from services.engine.architecture import read_architecture
 
 _TORCH_BYTES = 450 * 1024**2
+_CACHED_NUMBER_BYTES = 4
 
 
 class EngineSettings(ProcessSettings):
@@ -30,7 +31,7 @@ class EngineSettings(ProcessSettings):
     port: int = Field(default=30000, ge=0, le=65535)
     """Port to listen on; 0 picks a free one, which the log names."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of weights and cache. bfloat16 is about 1.5 times as fast, and its log-probs are off by 0.02 on average."""
+    """Of the weights; keys and values stay fp32. bfloat16 is about 1.5 times as fast, its log-probs are off by 0.02."""
     threads: int = Field(default=1, ge=1)
     """Threads for arithmetic. Beside a trainer on two cores: 1."""
     max_slots: int = Field(default=16, ge=1, le=256)
@@ -68,5 +69,5 @@ class EngineSettings(ProcessSettings):
         cached = self.max_slots * self.max_context_tokens * size.layers * 2 * size.key_value_width
         return MemoryNeed(
             fixed_bytes=_TORCH_BYTES + size.parameters * number_bytes,
-            working_bytes=(size.parameters + cached) * number_bytes,
+            working_bytes=size.parameters * number_bytes + cached * _CACHED_NUMBER_BYTES,
         )

@@ -5,21 +5,19 @@ hold yet: one for a running answer, a chunk for a prompt. Linears see all rows a
 decode rows and computed per sequence for chunks.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import embedding, scaled_dot_product_attention, silu
 
 from services.engine.architecture import ModelArchitecture
+from services.engine.decode_attention import DecodeGroup, decode_attention, plan_groups
+from services.engine.key_value_cache import KeyValueCache, Places
+from services.engine.norm import rms_norm
 from services.engine.rope import rotary_tables, rotate
 from services.engine.weights import LayerWeights, ModelWeights
-
-LARGEST_PADDING_RATIO = 2.0
-"""Decode attention is batched while the padded rectangle is at most this many times the real keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,50 +31,20 @@ class Chunk:
     """[length], at least one"""
 
 
-class KeyValueCache:
-    """Keys and values of all slots, allocated once. The system gives memory only to the pages that are written."""
-
-    def __init__(self, architecture: ModelArchitecture, slots: int, context_tokens: int, dtype: torch.dtype) -> None:
-        shape = (slots, architecture.num_kv_heads, context_tokens, architecture.head_dim)
-        # Zeros, not empty: attention multiplies masked positions by 0, and 0 times a stray NaN is NaN.
-        self.keys = [_untouched_zeros(shape, dtype) for _ in range(architecture.num_layers)]
-        self.values = [_untouched_zeros(shape, dtype) for _ in range(architecture.num_layers)]
-
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of one slot to another."""
-        for memory in (*self.keys, *self.values):
-            memory[target, :, :length] = memory[source, :, :length]
-
-    def clear(self, slot: int) -> None:
-        """Zero one slot, so that non-finite values in it cannot reach its next user."""
-        for memory in (*self.keys, *self.values):
-            memory[slot].zero_()
-
-
-def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros whose pages take no memory until they are written: `torch.zeros` writes them all (3 GB for SmolLM2)."""
-    memory = mmap(-1, math.prod(shape) * dtype.itemsize, MAP_PRIVATE | MAP_ANONYMOUS)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
-
-
 @dataclass(frozen=True, slots=True)
 class StepLayout:
     """Where the rows of a step go, computed once for all layers."""
 
-    slots: Tensor
-    """[rows] slot of each row"""
-    positions: Tensor
-    """[rows] position of each row in its sequence"""
+    places: Places
+    """[rows] where the keys and values of each row go"""
     cosines: Tensor
     """[rows, 1, head_dim]"""
     sines: Tensor
     """[rows, 1, head_dim], signed for `rotate`"""
-    decode_slots: list[int]
-    """[decode_rows] slots of the first rows: those with one token each"""
-    decode_lengths: list[int]
-    """[decode_rows] keys that each of them sees, its own included"""
-    decode_mask: Tensor | None
-    """[slot_range, 1, 1, longest] to add to the scores; None when decode attention runs per sequence"""
+    decode_rows: int
+    """The first rows: those of requests with one token each"""
+    decode_groups: list[DecodeGroup]
+    """What these rows read"""
     chunks: list[tuple[Chunk, int, Tensor | None]]
     """Longer chunks: the chunk, its first row, and its mask [length, start + length] (None: plain causal)"""
 
@@ -87,7 +55,9 @@ class Transformer:
     def __init__(self, architecture: ModelArchitecture, slots: int, context_tokens: int, dtype: torch.dtype) -> None:
         self.architecture = architecture
         self.dtype = dtype
-        self.cache = KeyValueCache(architecture, slots, context_tokens, dtype)
+        # In fp32 also beside bf16 weights: scores and sums of attention are fp32, and decode attention reads in place.
+        self.cache = KeyValueCache(architecture, slots, context_tokens, torch.float32)
+        self._norm_epsilon = torch.tensor(architecture.norm_epsilon)
         self._cosines, self._sines = rotary_tables(architecture, context_tokens, dtype)
 
     def step(self, weights: ModelWeights, chunks: Sequence[Chunk], logit_rows: Sequence[int]) -> Tensor:
@@ -105,7 +75,7 @@ class Transformer:
             hidden = self._layer(index, layer, hidden, layout, kept if index == last else None)
         if not logit_rows:
             return hidden.new_empty((0, self.architecture.vocabulary_size), dtype=torch.float32)
-        normed = rms_norm(hidden, weights.final_norm.shape, weights.final_norm, self.architecture.norm_epsilon)
+        normed = rms_norm(hidden, weights.final_norm, self._norm_epsilon)
         return weights.output(normed).float()
 
     def _layer(
@@ -113,71 +83,59 @@ class Transformer:
     ) -> Tensor:
         """[rows, hidden] -> [rows, hidden], or the `kept` [kept_rows] of these rows"""
         architecture = self.architecture
-        epsilon = architecture.norm_epsilon
         num_rotated = architecture.num_heads + architecture.num_kv_heads
 
-        normed = rms_norm(hidden, layer.attention_norm.shape, layer.attention_norm, epsilon)
+        normed = rms_norm(hidden, layer.attention_norm, self._norm_epsilon)
         heads = layer.query_key_value(normed).view(hidden.shape[0], -1, architecture.head_dim)  # [rows, h + 2 kv, d]
         rotated = heads[:, :num_rotated]
         if layer.head_norm is not None:
-            rotated = rms_norm(rotated, (architecture.head_dim,), None, epsilon) * layer.head_norm
+            rotated = rms_norm(rotated, layer.head_norm, self._norm_epsilon)
         rotated = rotate(rotated, layout.cosines, layout.sines)
-        self.cache.keys[index][layout.slots, :, layout.positions] = rotated[:, architecture.num_heads :]
-        self.cache.values[index][layout.slots, :, layout.positions] = heads[:, num_rotated:]
-        attended = self._attention(index, rotated[:, : architecture.num_heads], layout)  # [rows, heads * head_dim]
+        queries, keys, values = (
+            rotated[:, : architecture.num_heads],
+            rotated[:, architecture.num_heads :],
+            heads[:, num_rotated:],
+        )
+        self.cache.write(index, layout.places, keys, values)
+        attended = self._attention(index, queries, keys, values, layout)  # [rows, heads * head_dim]
         if kept is not None:
             attended, hidden = attended[kept], hidden[kept]
         hidden = layer.attention_output.added_to(hidden, attended)
 
-        normed = rms_norm(hidden, layer.feed_forward_norm.shape, layer.feed_forward_norm, epsilon)
+        normed = rms_norm(hidden, layer.feed_forward_norm, self._norm_epsilon)
         gate, up = layer.gate_up(normed).chunk(2, dim=-1)  # each [rows, intermediate]
         return layer.down.added_to(hidden, silu(gate).mul_(up))
 
-    def _attention(self, index: int, queries: Tensor, layout: StepLayout) -> Tensor:
-        """`queries` [rows, heads, head_dim] -> [rows, heads * head_dim]"""
-        architecture = self.architecture
-        rows, groups, head_dim = queries.shape[0], architecture.num_kv_heads, architecture.head_dim
-        keys, values = self.cache.keys[index], self.cache.values[index]
-        grouped = queries.view(rows, groups, -1, head_dim)  # [rows, kv_heads, query heads of each, head_dim]
+    def _attention(self, index: int, queries: Tensor, keys: Tensor, values: Tensor, layout: StepLayout) -> Tensor:
+        """Queries [rows, heads, head_dim], keys and values [rows, kv_heads, head_dim] -> [rows, heads * head_dim]"""
+        decode_rows = layout.decode_rows
         parts: list[Tensor] = []
-        decode_rows = len(layout.decode_slots)
-        if layout.decode_mask is not None:
-            parts.append(self._batched_decode_attention(grouped[:decode_rows], keys, values, layout))
-        else:
-            for row, (slot, length) in enumerate(zip(layout.decode_slots, layout.decode_lengths, strict=True)):
-                slot_keys, slot_values = keys[slot : slot + 1, :, :length], values[slot : slot + 1, :, :length]
-                parts.append(scaled_dot_product_attention(grouped[row : row + 1], slot_keys, slot_values))
+        if decode_rows:
+            cached = self.cache.keys[index], self.cache.values[index]
+            parts.append(decode_attention(layout.decode_groups, queries[:decode_rows].float(), *cached).to(self.dtype))
         for chunk, first, mask in layout.chunks:
-            length = len(chunk.token_ids)
-            total = chunk.start + length
-            # The query heads of a group share keys by a stride of 0: [kv_heads, query heads of each, length, head_dim].
-            chunk_queries = grouped[first : first + length].permute(1, 2, 0, 3)
-            shape = (groups, chunk_queries.shape[1], total, head_dim)
-            attended = scaled_dot_product_attention(
-                chunk_queries,
-                keys[chunk.slot, :, :total].unsqueeze(1).expand(shape),
-                values[chunk.slot, :, :total].unsqueeze(1).expand(shape),
-                attn_mask=mask,
-                is_causal=mask is None,
-            )
-            parts.append(attended.permute(2, 0, 1, 3))
+            end = first + len(chunk.token_ids)
+            if chunk.start == 0:
+                chunk_keys, chunk_values = keys[first:end].transpose(0, 1), values[first:end].transpose(0, 1)
+            else:
+                chunk_keys, chunk_values = self.cache.read(index, chunk.slot, chunk.start + len(chunk.token_ids))
+            parts.append(self._chunk_attention(queries[first:end], chunk_keys, chunk_values, mask))
         joined = torch.cat(parts) if len(parts) > 1 else parts[0]
-        return joined.reshape(rows, -1)
+        return joined.reshape(queries.shape[0], -1)
 
-    def _batched_decode_attention(self, queries: Tensor, keys: Tensor, values: Tensor, layout: StepLayout) -> Tensor:
-        """All decode rows at once over the range of slots they lie in; rows of idle slots are computed and dropped."""
-        assert layout.decode_mask is not None
-        slot_range, longest = layout.decode_mask.shape[0], layout.decode_mask.shape[-1]
-        dense = layout.decode_slots == list(range(slot_range))
-        decode_slots = layout.slots[: len(layout.decode_slots)]
-        if not dense:
-            scattered = queries.new_zeros((slot_range, *queries.shape[1:]))
-            scattered[decode_slots] = queries
-            queries = scattered
+    def _chunk_attention(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """`queries` [length, heads, head_dim], `keys` and `values` [kv_heads, total, head_dim] -> as the queries"""
+        # The query heads of a group share keys by a stride of 0: [kv_heads, query heads of each, length, head_dim].
+        grouped = queries.unflatten(1, (keys.shape[0], -1)).permute(1, 2, 0, 3)
+        shape = (*grouped.shape[:2], *keys.shape[1:])
         attended = scaled_dot_product_attention(
-            queries, keys[:slot_range, :, :longest], values[:slot_range, :, :longest], attn_mask=layout.decode_mask
+            grouped,
+            keys.to(self.dtype).unsqueeze(1).expand(shape),
+            values.to(self.dtype).unsqueeze(1).expand(shape),
+            attn_mask=mask,
+            is_causal=mask is None,
         )
-        return attended if dense else attended[decode_slots]
+        return attended.permute(2, 0, 1, 3).flatten(1, 2)
 
     def _layout(self, chunks: Sequence[Chunk]) -> StepLayout:
         positions: list[int] = []
@@ -197,13 +155,11 @@ class Transformer:
             slots.extend([chunk.slot] * length)
         position_index = torch.tensor(positions)
         return StepLayout(
-            slots=torch.tensor(slots),
-            positions=position_index,
+            places=self.cache.places(torch.tensor(slots), position_index),
             cosines=self._cosines[position_index].unsqueeze(1),
             sines=self._sines[position_index].unsqueeze(1),
-            decode_slots=decode_slots,
-            decode_lengths=decode_lengths,
-            decode_mask=self._decode_mask(decode_slots, decode_lengths),
+            decode_rows=len(decode_slots),
+            decode_groups=plan_groups(decode_slots, decode_lengths, self.architecture.num_heads, self.cache),
             chunks=longer,
         )
 
@@ -213,15 +169,3 @@ class Transformer:
         length = len(chunk.token_ids)
         blocked = torch.full((length, chunk.start + length), -torch.inf, dtype=self.dtype)
         return blocked.triu(diagonal=chunk.start + 1)
-
-    def _decode_mask(self, decode_slots: list[int], decode_lengths: list[int]) -> Tensor | None:
-        if not decode_slots:
-            return None
-        slot_range, longest = max(decode_slots) + 1, max(decode_lengths)
-        if slot_range * longest > LARGEST_PADDING_RATIO * sum(decode_lengths) + 1024:
-            return None
-        lengths = torch.ones(slot_range, dtype=torch.int64)
-        lengths[torch.tensor(decode_slots)] = torch.tensor(decode_lengths)
-        blocked = torch.arange(longest) >= lengths.unsqueeze(1)  # [slot_range, longest]
-        mask = torch.zeros(blocked.shape, dtype=self.dtype).masked_fill_(blocked, -torch.inf)
-        return mask.view(slot_range, 1, 1, longest)

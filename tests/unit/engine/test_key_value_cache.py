@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from services.engine.architecture import read_architecture
+from services.engine.key_value_cache import KeyValueCache
 from services.engine.tiny_model import write_tiny_model
-from services.engine.transformer import KeyValueCache
 
 SLOTS = 16
 CONTEXT_TOKENS = 65536
