@@ -12,14 +12,14 @@ import hashlib
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import orjson
 from pydantic import JsonValue
 
 from clawstream.bus.interface import Bus, Consumer, OutgoingRecord, Record, TopicPartition
 from clawstream.codec import decode_as, encode
-from clawstream.errors import DecodeError, RecordRejected
+from clawstream.errors import BusError, DecodeError, RecordRejected
 from clawstream.log import Logger
 from clawstream.topics import LLM_CALLS, full_name, partition_for, topic_definitions
 from schemas.events import LlmCallEvent
@@ -106,23 +106,27 @@ class Ledger:
         entry = self._entries.get(call_id)
         return entry if entry is not None and entry.request_sha256 == request_sha256 else None
 
-    async def record(self, event: LlmCallEvent) -> LlmCallEvent:
-        """Returns the entry as it is on the log: without its response when that is too large, so the vote abstains.
+    async def record(self, events: Sequence[LlmCallEvent]) -> list[LlmCallEvent | BusError]:
+        """Each entry as it is on the log (without its response when that is too large, so the vote abstains), or why it
+        is not known to be there.
 
-        Raises BrokerUnavailable; the entry is kept then, so that it can be found and recorded again without another
-        call. Raises FatalBusError when nothing can be written any more.
+        BrokerUnavailable: the entry is kept, so that it can be found and recorded again without another call.
+        FatalBusError: nothing can be written any more.
         """
-        self._remember(event)
-        self._unwritten.add(event.call_id)
-        try:
-            await self._writer.write(self._encoded(event))
-        except RecordRejected as error:
-            if event.response is None:
-                raise
-            self._logger.warning("an answer does not fit into the ledger; its vote abstains", error=str(error))
-            return await self.record(event.model_copy(update={"response": None}))
-        self._unwritten.discard(event.call_id)
-        return event
+        for event in events:
+            self._remember(event)
+            self._unwritten.add(event.call_id)
+        failures = await self._writer.write([self._encoded(event) for event in events])
+        results: list[LlmCallEvent | BusError] = []
+        for event, failure in zip(events, failures, strict=True):
+            if isinstance(failure, RecordRejected) and event.response is not None:
+                self._logger.warning("an answer does not fit into the ledger; its vote abstains", error=str(failure))
+                results += await self.record([event.model_copy(update={"response": None})])
+                continue
+            if failure is None:
+                self._unwritten.discard(event.call_id)
+            results.append(event if failure is None else failure)
+        return results
 
     def _encoded(self, event: LlmCallEvent) -> OutgoingRecord:
         return encode(
