@@ -68,6 +68,8 @@ class _Request:
     question: Question
     body: Mapping[str, JsonValue]
     checksum: str
+    call_ids: Sequence[str]
+    """Of every vote."""
 
 
 class Answers:
@@ -88,8 +90,9 @@ class Answers:
     async def of(self, question: Question, votes: int) -> list[Outcome]:
         """The answers to votes 0 to `votes`. An outage of one does not keep the others from being paid and recorded."""
         body = question.backend.prepare(question.next_state)
-        request = _Request(question, body, request_checksum(body))
-        known = [self._ledger.find(question.call_id(number), request.checksum) for number in range(votes)]
+        checksum = request_checksum(body)
+        call_ids = [question.call_id(number) for number in range(votes)]
+        known = [self._ledger.find(call_id, checksum) for call_id in call_ids]
         missing = [number for number, entry in enumerate(known) if entry is None]
         if len(missing) < votes:
             self._metrics.increment("ledger_hits_total", votes - len(missing))
@@ -97,7 +100,7 @@ class Answers:
             number: entry for number, entry in enumerate(known) if entry is not None
         } | await self._again([entry for entry in known if entry is not None])
         if missing:
-            outcomes |= await self._asked(request, missing)
+            outcomes |= await self._asked(_Request(question, body, checksum, call_ids), missing)
         return [outcomes[number] for number in range(votes)]
 
     async def _again(self, entries: Sequence[LlmCallEvent]) -> dict[int, Outcome]:
@@ -162,7 +165,7 @@ class Answers:
     def _event(self, request: _Request, number: int, answer: ModelAnswer, seconds: float) -> LlmCallEvent:
         question = request.question
         return LlmCallEvent(
-            call_id=question.call_id(number),
+            call_id=request.call_ids[number],
             next_state_id=question.next_state.next_state_id,
             session_id=question.next_state.session_id,
             judge_spec_hash=question.spec.spec_hash,

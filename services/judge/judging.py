@@ -1,8 +1,10 @@
 """Judges one next state: explicit evidence as it is, everything else by votes; hints by votes of their own."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from clawstream import ids
@@ -17,6 +19,7 @@ from services.judge.answers import Answers, CallLedger, Outcome, Question
 from services.judge.backends.interface import (
     Abstention,
     Backend,
+    CodeBackend,
     HintBackend,
     HintOpinion,
     ModelBackend,
@@ -30,7 +33,7 @@ NEUTRAL_BELOW: Final = 0.1
 """Explicit scores closer to zero than this have verdict 0. The reward is the score itself in any case."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ActiveJudge:
     """The judge that counts now."""
 
@@ -41,6 +44,16 @@ class ActiveJudge:
     backend: Backend
     hints: HintBackend | None = None
     """Asked for hints; None when the spec has no hint votes."""
+
+    @cached_property
+    def model(self) -> ModelBackend | None:
+        """The backend, when it calls a model; None for code. Looking into a protocol is slow: it is done once."""
+        return self.backend if isinstance(self.backend, ModelBackend) else None
+
+    @cached_property
+    def code(self) -> CodeBackend | None:
+        """The backend, when it is code."""
+        return self.backend if not isinstance(self.backend, ModelBackend) else None
 
 
 def verdict_of(score: float) -> int:
@@ -73,10 +86,10 @@ class Judging:
     def score_of_ledger(self, next_state: NextStateEvent, reference: RecordReference, judge: ActiveJudge) -> ScoreEvent:
         """The score when time is over: votes that are in the ledger count, the others abstain. Calls no model."""
         votes, hints = [_silent(number) for number in range(judge.spec.votes)], list[HintSources]()
-        if isinstance(judge.backend, ModelBackend):
-            entries = self._answers.found(_verdicts(next_state, judge, judge.backend), judge.spec.votes)
+        if judge.model is not None:
+            entries = self._answers.found(_verdicts(next_state, judge, judge.model), judge.spec.votes)
             votes = [
-                _silent(number) if entry is None else _vote_of(judge.backend, number, entry)
+                _silent(number) if entry is None else _vote_of(judge.model, number, entry)
                 for number, entry in enumerate(entries)
             ]
         if judge.hints is not None:
@@ -97,8 +110,8 @@ class Judging:
         judge_seconds: float,
     ) -> ScoreEvent:
         hint_votes = [each.vote for each in hints if each.vote is not None]
-        for vote in votes:
-            self._metrics.increment("votes_total", verdict=str(vote.verdict if vote.verdict is not None else "abstain"))
+        for verdict, count in Counter(vote.verdict for vote in votes).items():
+            self._metrics.increment("votes_total", count, verdict="abstain" if verdict is None else str(verdict))
         for hint_vote in hint_votes:
             answer = {True: "hint", False: "none", None: "abstain"}[hint_vote.useful]
             self._metrics.increment("hint_votes_total", answer=answer)
@@ -163,10 +176,11 @@ class Judging:
         self, next_state: NextStateEvent, judge: ActiveJudge, accept_timeouts: bool
     ) -> tuple[list[Vote], list[HintSources]]:
         """Verdict votes and hint votes, all at once."""
-        if not isinstance(judge.backend, ModelBackend):
-            opinion = await judge.backend.judge(next_state)
+        if judge.code is not None:
+            opinion = await judge.code.judge(next_state)
             return [_vote(0, opinion, None)], [HintSources.of_code(opinion)]
-        backend, hints = judge.backend, judge.hints
+        backend, hints = judge.model, judge.hints
+        assert backend is not None
         verdicts = self._answers.of(_verdicts(next_state, judge, backend), judge.spec.votes)
         if hints is None:
             verdict_outcomes, hint_outcomes = await verdicts, list[Outcome]()

@@ -61,6 +61,8 @@ class Ledger:
         self._entries: dict[str, LlmCallEvent] = {}
         self._calls_of: defaultdict[str, set[str]] = defaultdict(set)
         self._open_inputs: defaultdict[int, set[str]] = defaultdict(set)
+        self._partition_of: dict[str, int] = {}
+        """Of inputs that have entries: worked out once for all of them."""
         self._unwritten: set[str] = set()
         self._readings: dict[int, threading.Event] = {}
 
@@ -145,10 +147,11 @@ class Ledger:
     def forget(self, next_state_id: str) -> None:
         """The input is done: its entries are not needed any more."""
         for call_id in self._calls_of.pop(next_state_id, ()):
-            entry = self._entries.pop(call_id, None)
+            self._entries.pop(call_id, None)
             self._unwritten.discard(call_id)
-            if entry is not None:
-                self._open_inputs[self._partition(entry)].discard(next_state_id)
+        partition = self._partition_of.pop(next_state_id, None)
+        if partition is not None:
+            self._open_inputs[partition].discard(next_state_id)
 
     @property
     def entry_count(self) -> int:
@@ -161,7 +164,10 @@ class Ledger:
         self._open_inputs[self._partition(event)].add(event.next_state_id)
 
     def _partition(self, event: LlmCallEvent) -> int:
-        return partition_for(event.session_id, self._partitions)
+        partition = self._partition_of.get(event.next_state_id)
+        if partition is None:
+            partition = self._partition_of[event.next_state_id] = partition_for(event.session_id, self._partitions)
+        return partition
 
     def _read(self, inputs: Mapping[TopicPartition, int | None], enough: threading.Event) -> list[Record]:
         reader = self._bus.reader()
