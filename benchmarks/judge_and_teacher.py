@@ -215,7 +215,7 @@ def main(
             measured = latency(system, next(names), turns=int(seconds * per_second), per_second=per_second)
             _print("to_sample", **measured, goal_p50_seconds=GOAL_P50_SECONDS, goal_p99_seconds=GOAL_P99_SECONDS)
         if "scaling" in parts:
-            # 64 calls at once of 0.3 seconds, three for a turn: about 71 turns a second for each judge.
+            # 64 answers at once of 0.3 seconds, three for a turn: about 70 turns a second for each judge.
             rates: dict[int, float] = {}
             for judges in (1, 2, 3):
                 count = int(71 * judges * seconds)

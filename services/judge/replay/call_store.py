@@ -38,7 +38,7 @@ class CallCosts:
     prompt_tokens: int
     completion_tokens: int
     seconds: float
-    """Of all calls one after another."""
+    """Of all answers one after another: each of one call counts the call's time."""
 
 
 class CallStore:
