@@ -37,7 +37,8 @@ class JudgeModelSettings(Section):
     several_answers_per_call: bool = True
     """`sglang`, `openai`: ask for the missing votes of an input in one call (`n`): the model reads the prompt once. An
     endpoint that refuses that, or gives one answer all the same, is found out and asked for one vote at a time, and for
-    several again after ten minutes; false spares those that never will."""
+    several again after ten minutes. False never asks for several: for such an endpoint when it is so slow that
+    `worker.deadline_seconds` leaves no time for two calls, one after the other."""
     max_timeouts: int = Field(default=3, ge=1)
     """So often may all votes of an input time out; then they abstain, so that one input cannot hold its partition."""
 
