@@ -146,11 +146,8 @@ class HttpEngineClient:
         body = {"input_ids": list(input_ids), "sampling_params": parameters, "stream": False}
         self._check_ids(body)
         found = await self._call("POST", "/generate", orjson.dumps(body), self._timeouts.call_seconds)
-        texts = [
-            (item["text"], item["meta_info"])
-            for item in (cast("list[Any]", found) if isinstance(found, list) else [found])[:answers]
-            if isinstance(item, dict) and isinstance(item.get("text"), str) and isinstance(item.get("meta_info"), dict)
-        ]
+        items = cast("list[object]", found) if isinstance(found, list) else [found]
+        texts = [text for item in items[:answers] if (text := _text_and_meta(item)) is not None]
         if not texts:
             raise EngineProtocolError(f"engine {self._name}: /generate answered without text or meta_info")
         return texts
@@ -338,6 +335,13 @@ class HttpEngineClient:
             code = record.get("code")
             self._raise_error("/generate", code if isinstance(code, int) else 500, str(record.get("message", "")))
         return checked
+
+
+def _text_and_meta(item: object) -> tuple[str, Mapping[str, Any]] | None:
+    """Of one answer; None when it lacks either."""
+    fields = _as_object(item)
+    text, meta = fields.get("text"), fields.get("meta_info")
+    return (text, cast("dict[str, Any]", meta)) if isinstance(text, str) and isinstance(meta, dict) else None
 
 
 def _as_object(answer: object) -> Mapping[str, Any]:

@@ -86,10 +86,11 @@ class Judging:
     def score_of_ledger(self, next_state: NextStateEvent, reference: RecordReference, judge: ActiveJudge) -> ScoreEvent:
         """The score when time is over: votes that are in the ledger count, the others abstain. Calls no model."""
         votes, hints = [_silent(number) for number in range(judge.spec.votes)], list[HintSources]()
-        if judge.model is not None:
-            entries = self._answers.found(_verdicts(next_state, judge, judge.model), judge.spec.votes)
+        backend = judge.model
+        if backend is not None:
+            entries = self._answers.found(_verdicts(next_state, judge, backend), judge.spec.votes)
             votes = [
-                _silent(number) if entry is None else _vote_of(judge.model, number, entry)
+                _silent(number) if entry is None else _vote_of(backend, number, entry)
                 for number, entry in enumerate(entries)
             ]
         if judge.hints is not None:
@@ -176,8 +177,9 @@ class Judging:
         self, next_state: NextStateEvent, judge: ActiveJudge, accept_timeouts: bool
     ) -> tuple[list[Vote], list[HintSources]]:
         """Verdict votes and hint votes, all at once."""
-        if judge.code is not None:
-            opinion = await judge.code.judge(next_state)
+        code = judge.code
+        if code is not None:
+            opinion = await code.judge(next_state)
             return [_vote(0, opinion, None)], [HintSources.of_code(opinion)]
         backend, hints = judge.model, judge.hints
         assert backend is not None
@@ -185,15 +187,15 @@ class Judging:
         if hints is None:
             verdict_outcomes, hint_outcomes = await verdicts, list[Outcome]()
         else:
-            results = await asyncio.gather(
+            verdict_outcomes, hint_outcomes = await asyncio.gather(
                 verdicts,
                 self._answers.of(_hints(next_state, judge, hints), judge.spec.hint_votes),
                 return_exceptions=True,
             )
-            for result in results:
-                if isinstance(result, BaseException):
-                    raise result
-            verdict_outcomes, hint_outcomes = results
+            if isinstance(verdict_outcomes, BaseException):
+                raise verdict_outcomes
+            if isinstance(hint_outcomes, BaseException):
+                raise hint_outcomes
         # An outage, wherever it was met, is an outage of all: only then is a vote's own silence looked at.
         for outcome in [*verdict_outcomes, *hint_outcomes]:
             if isinstance(outcome, BaseException) and not isinstance(outcome, EngineTimeout):

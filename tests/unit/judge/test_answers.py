@@ -16,12 +16,15 @@ from clawstream.errors import (
     EngineUnavailable,
     EngineUnreachable,
 )
+from clawstream.metrics import Metrics
 from schemas.judge_spec import JudgeSpec
 from services.judge.answers import ONE_BY_ONE_SECONDS
 from services.judge.backends.generated import hint_backend
 from services.judge.backends.interface import ModelAnswer
 from services.judge.judging import ActiveJudge
+from services.judge.settings import JudgeSettings
 from services.judge.specs import completed
+from services.judge.wiring import model_caller
 from tests.unit.judge.examples import REFERENCE, reply
 from tests.unit.judge.test_judging import SPEC, ScriptedBackend, Setting, verdicts
 
@@ -45,7 +48,7 @@ class SeveralBackend(ScriptedBackend):
         if isinstance(step, Exception):
             raise step
         responses: list[JsonValue] = [
-            {"text": each, "finish_reason": "stop"} if isinstance(each, str) else dict(each) for each in step
+            {"text": each, "finish_reason": "stop"} if isinstance(each, str) else {**each} for each in step
         ]
         return [ModelAnswer(response, prompt_tokens=5, completion_tokens=2) for response in responses[:answers]]
 
@@ -193,3 +196,11 @@ async def test_when_time_is_over_nothing_is_asked() -> None:
     score = setting.judging.score_of_ledger(reply("Thanks"), REFERENCE, judge)
     assert verdicts(score) == [1, "timeout", 1]
     assert backend.asked == [3]
+
+
+def test_settings_decide_whether_a_call_asks_for_several() -> None:
+    def most(**values: object) -> int:
+        settings = JudgeSettings.model_validate({"name": "judge", "model": values})
+        return model_caller(settings, clock=ManualClock(), metrics=Metrics()).most_answers
+
+    assert (most(), most(max_concurrent_calls=5), most(several_answers_per_call=False)) == (64, 5, 1)
