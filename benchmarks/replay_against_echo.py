@@ -69,7 +69,7 @@ def _print(benchmark: str, **values: object) -> None:
 
 
 def main(
-    turns: Annotated[int, typer.Option(help="Turns of the history.", min=100)] = 10_000,
+    turns: Annotated[int, typer.Option(help="Turns of the history.", min=5000)] = 10_000,
     rounds: Annotated[int, typer.Option(help="Of every side; the medians count.", min=1)] = 3,
     judges: Annotated[str, typer.Option(help="Of `code` and `model`, with a comma between.")] = "code,model",
 ) -> None:
