@@ -53,8 +53,10 @@ class SeveralBackend(ScriptedBackend):
         return [ModelAnswer(response, prompt_tokens=5, completion_tokens=2) for response in responses[:answers]]
 
 
-def several(*script: Sequence[str | dict[str, str]] | Exception, **values: int) -> tuple[Setting, SeveralBackend]:
-    setting = Setting("", several_answers=True, **values)
+def several(
+    *script: Sequence[str | dict[str, str]] | Exception, max_concurrent_calls: int = 8
+) -> tuple[Setting, SeveralBackend]:
+    setting = Setting("", several_answers=True, max_concurrent_calls=max_concurrent_calls)
     backend = SeveralBackend(*script)
     setting.backend = backend
     return setting, backend
