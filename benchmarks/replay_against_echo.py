@@ -99,6 +99,7 @@ def main(
                         # Another model's name in every round: what was called before would be free.
                         spec = (*_SPECS[side], f'model="stub-{number}"') if side == "model" else _SPECS[side]
                         rates[side].append(replay_rate(bus, config, f"{side}-{number}", spec, turns))
+                    sys.stderr.write(f"round {number}, {side}: {rates[side][-1]:.0f} turns a second\n")
                 _print(
                     "replay_against_echo_round",
                     round=number,
