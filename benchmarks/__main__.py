@@ -22,6 +22,7 @@ def main(
         ],
         "judge and teacher": ["benchmarks.judge_and_teacher"],
         "20,000 turns through judge and teacher: memory and cost": ["benchmarks.judge_and_teacher_memory"],
+        "replay against an echo in transactions": ["benchmarks.replay_against_echo"],
         "training step against bare Megatron": ["benchmarks.trainer_step_against_bare_megatron", str(model_directory)],
         "gateway against the engine": ["benchmarks.gateway_against_engine", str(model_directory)],
         "processor time of a request at the gateway": ["benchmarks.gateway_request_cpu", str(model_directory)],

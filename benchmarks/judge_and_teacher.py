@@ -106,9 +106,14 @@ def echo_rate(system: JudgedSystem, namespace: str, turns: int) -> float:
     bus = system.bus(namespace)
     conversations(bus, namespace, turns).write()
     source, target = full_name(namespace, topics.NEXT_STATES), full_name(namespace, topics.SCORES)
+    return round(echo(bus, source, target, turns, group=f"{namespace}.echo"), 1)
+
+
+def echo(bus: Bus, source: str, target: str, turns: int, *, group: str) -> float:
+    """The same from one topic to another, by full name."""
     callbacks = RebalanceCallbacks(lambda _: None, lambda _: None, lambda _: None)
-    consumer = bus.group_consumer([source], group=f"{namespace}.echo", instance="echo", callbacks=callbacks)
-    producer = bus.transactional_producer(f"{namespace}.echo")
+    consumer = bus.group_consumer([source], group=group, instance="echo", callbacks=callbacks)
+    producer = bus.transactional_producer(group)
     times: list[float] = []
     while len(times) < turns:
         records = consumer.consume(_ECHO_BATCH, 0.1)
@@ -124,7 +129,7 @@ def echo_rate(system: JudgedSystem, namespace: str, turns: int) -> float:
         times += [time.monotonic()] * len(records)
     producer.close()
     consumer.close()
-    return round(middle_rate(times), 1)
+    return middle_rate(times)
 
 
 def _echo(record: Record, target: str) -> OutgoingRecord:
@@ -210,7 +215,7 @@ def main(
             measured = latency(system, next(names), turns=int(seconds * per_second), per_second=per_second)
             _print("to_sample", **measured, goal_p50_seconds=GOAL_P50_SECONDS, goal_p99_seconds=GOAL_P99_SECONDS)
         if "scaling" in parts:
-            # 64 calls at once of 0.3 seconds, three for a turn: about 71 turns a second for each judge.
+            # 64 answers at once of 0.3 seconds, three for a turn: about 70 turns a second for each judge.
             rates: dict[int, float] = {}
             for judges in (1, 2, 3):
                 count = int(71 * judges * seconds)

@@ -5,6 +5,7 @@ Speaks just enough of HTTP/1.1 and of `POST /v1/chat/completions`. Prints its UR
 
 import argparse
 import asyncio
+import functools
 import re
 import sys
 from typing import Final, cast
@@ -12,25 +13,28 @@ from typing import Final, cast
 import orjson
 import uvloop
 
-_ANSWER: Final = orjson.dumps(
-    {
-        "choices": [
-            {
-                "message": {"role": "assistant", "content": "The user is content with the answer. \\boxed{1}"},
-                "finish_reason": "stop",
-            }
-        ],
-        "usage": {"prompt_tokens": 400, "completion_tokens": 12},
-    }
-)
-_RESPONSE: Final = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(_ANSWER) + _ANSWER
-)
+_TEXT: Final = "The user is content with the answer. \\boxed{1}"
+_SEVERAL: Final = re.compile(rb'"n":(\d+)')
+"""In the body's text it would stand with escaped quotation marks."""
 _LENGTH: Final = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 
 
+@functools.cache
+def response(answers: int) -> bytes:
+    """A whole HTTP response with so many choices."""
+    choice = {"message": {"role": "assistant", "content": _TEXT}, "finish_reason": "stop"}
+    content = orjson.dumps(
+        {
+            "choices": [{"index": number, **choice} for number in range(answers)],
+            "usage": {"prompt_tokens": 400, "completion_tokens": 12 * answers},
+        }
+    )
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return head % len(content) + content
+
+
 class Connection(asyncio.Protocol):
-    """Answers every request whose body is complete, after the delay."""
+    """Answers every request whose body is complete, with as many choices as it asks for (`n`), after the delay."""
 
     def __init__(self, delay_seconds: float) -> None:
         self._delay_seconds = delay_seconds
@@ -46,15 +50,17 @@ class Connection(asyncio.Protocol):
             end = head + 4 + (int(found[1]) if found else 0)
             if len(self._received) < end:
                 return
+            several = _SEVERAL.search(self._received, head, end)
+            answers = int(several[1]) if several else 1
             self._received = self._received[end:]
             if self._delay_seconds > 0:
-                asyncio.get_running_loop().call_later(self._delay_seconds, self._answer)
+                asyncio.get_running_loop().call_later(self._delay_seconds, self._answer, answers)
             else:
-                self._answer()
+                self._answer(answers)
 
-    def _answer(self) -> None:
+    def _answer(self, answers: int) -> None:
         if not self._transport.is_closing():
-            self._transport.write(_RESPONSE)
+            self._transport.write(response(answers))
 
 
 async def serve(delay_seconds: float) -> None:

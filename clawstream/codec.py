@@ -29,16 +29,40 @@ def encode(
     partition: int | None = None,
     traceparent: str | None = None,
 ) -> OutgoingRecord:
-    """The record for `event`.
+    """The record for `event`: see `encode_fields`."""
+    return encode_fields(
+        event.model_dump(mode="json"),
+        type(event),
+        topic=topic,
+        key=key,
+        event_id=event_id,
+        source=source,
+        partition=partition,
+        traceparent=traceparent,
+    )
+
+
+def encode_fields(
+    fields: Mapping[str, object],
+    model: type[Event],
+    *,
+    topic: str,
+    key: str,
+    event_id: str,
+    source: str,
+    partition: int | None = None,
+    traceparent: str | None = None,
+) -> OutgoingRecord:
+    """The record for an event of `model` whose `fields`, as JSON has them, are known to be valid.
 
     `topic` is the full name, `source` the process that writes it (`gateway/gateway-0`), `event_id` the event's own id.
     """
     headers: list[tuple[str, bytes]] = [
         ("ce_specversion", b"1.0"),
         ("ce_id", event_id.encode()),
-        ("ce_type", event.event_type.encode()),
+        ("ce_type", model.event_type.encode()),
         ("ce_source", source.encode()),
-        ("ce_dataversion", str(event.event_version).encode()),
+        ("ce_dataversion", str(model.event_version).encode()),
         ("content-type", _CONTENT_TYPE),
     ]
     if traceparent is not None:
@@ -46,7 +70,7 @@ def encode(
     return OutgoingRecord(
         topic=topic,
         key=key.encode(),
-        value=orjson.dumps(event.model_dump(mode="json")),
+        value=orjson.dumps(fields),
         headers=tuple(headers),
         partition=partition,
     )
@@ -71,7 +95,7 @@ def decode(record: Record) -> Event:
     model = EVENT_MODELS.get(event_type or "")
     if model is None:
         raise DecodeError(f"{record}: unknown event type {event_type!r}; was it written by a newer clawstream?")
-    return decode_value(record.value, model, where=str(record))
+    return decode_value(record.value, model, where=record)
 
 
 def decode_as(record: Record, model: type[EventType]) -> EventType:
@@ -82,8 +106,8 @@ def decode_as(record: Record, model: type[EventType]) -> EventType:
     return event
 
 
-def decode_value(value: bytes, model: type[EventType], *, where: str) -> EventType:
-    """Parses and validates one value. Raises DecodeError with `where` and every wrong field."""
+def decode_value(value: bytes, model: type[EventType], *, where: object) -> EventType:
+    """Parses and validates one value. Raises DecodeError with `where` (as text) and every wrong field."""
     try:
         document: object = orjson.loads(value)
     except orjson.JSONDecodeError as error:

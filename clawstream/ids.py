@@ -4,6 +4,7 @@ Because an id is a function of what caused it (uuid5, RFC 9562 section 5.5), a r
 gives the same id again and can be recognised. Fields are joined with a byte that no field can hold.
 """
 
+import hashlib
 import uuid
 from collections.abc import Callable
 
@@ -16,7 +17,11 @@ IdSource = Callable[[], uuid.UUID]
 
 def derive(kind: str, *causes: str | int) -> str:
     """The id of the thing of this `kind` that follows from `causes`, in order."""
-    return str(uuid.uuid5(NAMESPACE, "\x1f".join((kind, *(str(cause) for cause in causes)))))
+    # As str(uuid.uuid5(NAMESPACE, name)), in a third of its time: a judged turn derives five.
+    name = "\x1f".join((kind, *map(str, causes)))
+    digest = hashlib.sha1(NAMESPACE.bytes + name.encode(), usedforsecurity=False).hexdigest()
+    variant = "89ab"[int(digest[16], 16) & 3]
+    return f"{digest[:8]}-{digest[8:12]}-5{digest[13:16]}-{variant}{digest[17:20]}-{digest[20:32]}"
 
 
 def next_state_id(turn_id: str, cause: str) -> str:

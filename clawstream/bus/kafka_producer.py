@@ -140,8 +140,8 @@ class KafkaProducer:
         self._closed = False
 
     def produce(self, record: OutgoingRecord, on_delivery: DeliveryCallback | None = None) -> None:
+        # Not a poll for every record: it gives the interpreter's lock away, and waits for it behind a busy event loop.
         self._deliveries.produce(record, on_delivery)
-        self.poll(0)
 
     def poll(self, timeout_seconds: float = 0.0) -> None:
         with _translated("serving delivery reports"):
@@ -228,8 +228,7 @@ class KafkaTransactionalProducer:
 
     def produce(self, record: OutgoingRecord, on_delivery: DeliveryCallback | None = None) -> None:
         try:
-            # Reports are served by `flush` and `commit`. A poll for every record would give the interpreter's lock away
-            # each time, and wait for it behind a busy event loop.
+            # Reports are served by `flush` and `commit`.
             with self._own_timeout_told_apart():
                 self._deliveries.produce(record, on_delivery)
         except (Fenced, FatalBusError, TransactionAbortable):

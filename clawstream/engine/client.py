@@ -139,16 +139,18 @@ class HttpEngineClient:
                 if not self._may_be_silent():
                     raise
 
-    async def generate_text(
-        self, input_ids: Sequence[int], sampling_parameters: Mapping[str, Any]
-    ) -> tuple[str, Mapping[str, Any]]:
-        answer = await self._generate_whole(
-            {"input_ids": list(input_ids), "sampling_params": dict(sampling_parameters), "stream": False}
-        )
-        text, meta = answer.get("text"), answer.get("meta_info")
-        if not isinstance(text, str) or not isinstance(meta, dict):
+    async def generate_texts(
+        self, input_ids: Sequence[int], sampling_parameters: Mapping[str, Any], *, answers: int = 1
+    ) -> list[tuple[str, Mapping[str, Any]]]:
+        parameters = {**sampling_parameters, **({"n": answers} if answers > 1 else {})}
+        body = {"input_ids": list(input_ids), "sampling_params": parameters, "stream": False}
+        self._check_ids(body)
+        found = await self._call("POST", "/generate", orjson.dumps(body), self._timeouts.call_seconds)
+        items = cast("list[object]", found) if isinstance(found, list) else [found]
+        texts = [text for item in items[:answers] if (text := _text_and_meta(item)) is not None]
+        if not texts:
             raise EngineProtocolError(f"engine {self._name}: /generate answered without text or meta_info")
-        return text, cast("dict[str, Any]", meta)
+        return texts
 
     async def score(
         self, prompt_ids: Sequence[int], response_ids: Sequence[int], *, top_k: int = 0, given_ids: Sequence[int] = ()
@@ -263,10 +265,10 @@ class HttpEngineClient:
         check_token_ids(body, vocabulary_size=self._vocabulary_size, engine=self._name)
 
     async def _post(self, path: str, body: Mapping[str, Any], timeout_seconds: float) -> Mapping[str, Any]:
-        return await self._call("POST", path, orjson.dumps(body), timeout_seconds)
+        return _as_object(await self._call("POST", path, orjson.dumps(body), timeout_seconds))
 
     async def _get(self, path: str, timeout_seconds: float) -> Mapping[str, Any]:
-        return await self._call("GET", path, None, timeout_seconds)
+        return _as_object(await self._call("GET", path, None, timeout_seconds))
 
     async def _status_of(self, path: str, timeout_seconds: float) -> int:
         async with (
@@ -276,8 +278,8 @@ class HttpEngineClient:
         ):
             return response.status
 
-    async def _call(self, method: str, path: str, body: bytes | None, timeout_seconds: float) -> Mapping[str, Any]:
-        """A whole call. An answer that is not a JSON object is given as `{"message": text}`: SGLang has some."""
+    async def _call(self, method: str, path: str, body: bytes | None, timeout_seconds: float) -> object:
+        """A whole call. An answer that is not JSON is given as text: SGLang has some."""
         async with (
             self._errors_mapped(path),
             asyncio.timeout(timeout_seconds),
@@ -289,10 +291,9 @@ class HttpEngineClient:
                 await self._raise_for_status(path, response)
             content = await response.read()
         try:
-            answer: Any = orjson.loads(content) if content else {}
+            return orjson.loads(content) if content else {}
         except orjson.JSONDecodeError:
-            answer = content.decode("utf-8", errors="replace")
-        return cast("dict[str, Any]", answer) if isinstance(answer, dict) else {"message": answer}
+            return content.decode("utf-8", errors="replace")
 
     @asynccontextmanager
     async def _errors_mapped(self, path: str) -> AsyncGenerator[None]:
@@ -334,6 +335,18 @@ class HttpEngineClient:
             code = record.get("code")
             self._raise_error("/generate", code if isinstance(code, int) else 500, str(record.get("message", "")))
         return checked
+
+
+def _text_and_meta(item: object) -> tuple[str, Mapping[str, Any]] | None:
+    """Of one answer; None when it lacks either."""
+    fields = _as_object(item)
+    text, meta = fields.get("text"), fields.get("meta_info")
+    return (text, cast("dict[str, Any]", meta)) if isinstance(text, str) and isinstance(meta, dict) else None
+
+
+def _as_object(answer: object) -> Mapping[str, Any]:
+    """What is no object as `{"message": answer}`."""
+    return cast("dict[str, Any]", answer) if isinstance(answer, dict) else {"message": answer}
 
 
 def _error_message(body: str) -> str:

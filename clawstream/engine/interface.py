@@ -106,10 +106,10 @@ class EngineClient(Protocol):
         """Streams an answer. Closing the generator early closes the connection; call `abort` as well."""
         ...
 
-    async def generate_text(
-        self, input_ids: Sequence[int], sampling_parameters: Mapping[str, Any]
-    ) -> tuple[str, Mapping[str, Any]]:
-        """A whole answer as text, with the engine's meta information. For judges."""
+    async def generate_texts(
+        self, input_ids: Sequence[int], sampling_parameters: Mapping[str, Any], *, answers: int = 1
+    ) -> list[tuple[str, Mapping[str, Any]]]:
+        """Whole answers as text, each with the engine's meta information: at least one, at most `answers`."""
         ...
 
     async def score(

@@ -24,11 +24,11 @@ class EnginePool:
         """Its members, for questions that each of them must answer."""
         return self._engines
 
-    async def generate_text(
-        self, input_ids: Sequence[int], sampling_parameters: Mapping[str, Any]
-    ) -> tuple[str, Mapping[str, Any]]:
-        """See `EngineClient.generate_text`."""
-        return await self._first(lambda engine: engine.generate_text(input_ids, sampling_parameters))
+    async def generate_texts(
+        self, input_ids: Sequence[int], sampling_parameters: Mapping[str, Any], *, answers: int = 1
+    ) -> list[tuple[str, Mapping[str, Any]]]:
+        """See `EngineClient.generate_texts`."""
+        return await self._first(lambda engine: engine.generate_texts(input_ids, sampling_parameters, answers=answers))
 
     async def score(
         self, prompt_ids: Sequence[int], response_ids: Sequence[int], *, top_k: int = 0, given_ids: Sequence[int] = ()

@@ -1,6 +1,6 @@
 """From outcomes to records, and what to do about a record that its topic refuses."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -113,18 +113,21 @@ class OutcomeCounter:
 
     def count(self, committed: Sequence[tuple[Ticket, Outcome]]) -> None:
         """Raises TooManyDeadLetters, after all are counted."""
+        numbers: Counter[tuple[str, str]] = Counter()
         for ticket, outcome in committed:
             if header(ticket.record.headers, REDRIVE_COUNT) is not None:
                 self._metrics.increment("redriven_inputs_total", result=_RESULTS[type(outcome)])
             if isinstance(outcome, DeadLetter):
-                self._metrics.increment("worker_inputs_total", result="dead_letter", reason=outcome.reason)
+                numbers["dead_letter", outcome.reason] += 1
                 self._metrics.increment("dead_letters_total", reason=outcome.reason)
                 self._log.warning(
                     "dead letter", record=str(ticket.record), reason=outcome.reason, error=str(outcome.error)
                 )
             elif isinstance(outcome, Skip):
-                self._metrics.increment("worker_inputs_total", result="skip", reason=outcome.reason)
+                numbers["skip", outcome.reason] += 1
             else:
-                self._metrics.increment("worker_inputs_total", result="output", reason="")
+                numbers["output", ""] += 1
+        for (result, reason), number in numbers.items():
+            self._metrics.increment("worker_inputs_total", number, result=result, reason=reason)
         for _, outcome in committed:
             self._limit.add(isinstance(outcome, DeadLetter))

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from clawstream import __version__
 from clawstream.clock import Clock
 from clawstream.errors import EngineRejected, EngineUnavailable, WeightsError
-from services.engine.engine import Engine, rejected
+from services.engine.engine import Engine, last_body, rejected
 from services.engine.requests import (
     AbortBody,
     GenerateBody,
@@ -62,17 +62,12 @@ async def wait_for_disconnect(request: Request) -> None:
         pass
 
 
-async def last_body(bodies: AsyncIterator[dict[str, object]]) -> dict[str, object]:
-    """The last response body."""
-    last: dict[str, object] = {}
-    async for body in bodies:
-        last = body
-    return last
-
-
 async def generate_whole(engine: Engine, request: Request, body: GenerateBody, prompt_ids: list[int]) -> Response:
-    """One response at the end; a client that goes away ends its answer."""
-    generation = asyncio.create_task(last_body(engine.generate(body, prompt_ids)))
+    """One response at the end, a list when several answers are asked for; a client that goes away ends its answers."""
+    several = body.sampling_params.n > 1
+    generation: asyncio.Task[object] = asyncio.create_task(
+        engine.generate_several(body, prompt_ids) if several else last_body(engine.generate(body, prompt_ids))
+    )
     disconnect = asyncio.create_task(wait_for_disconnect(request))
     try:
         await asyncio.wait({generation, disconnect}, return_when=asyncio.FIRST_COMPLETED)
@@ -205,7 +200,7 @@ def create_app(engine: Engine, settings: EngineSettings, clock: Clock) -> FastAP
         if body.abort_all:
             await engine.abort_all("aborted by request")
         else:
-            engine.worker.abort(body.rid, "aborted by request")
+            engine.abort(body.rid, "aborted by request")
         return Response(status_code=200)
 
     return app

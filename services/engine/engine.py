@@ -2,7 +2,8 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from random import Random
 
@@ -30,6 +31,15 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def rejected(message: str) -> EngineRejected:
     """The error for a request that can never succeed as it is. The message is for the client."""
     return EngineRejected(message, status=400)
+
+
+async def last_body(bodies: AsyncGenerator[dict[str, object]]) -> dict[str, object]:
+    """The last response body."""
+    last: dict[str, object] = {}
+    async with aclosing(bodies):
+        async for body in bodies:
+            last = body
+    return last
 
 
 class Engine:
@@ -62,13 +72,14 @@ class Engine:
         )
         self.worker = EngineWorker(scheduler, log=log, on_failure=on_failure)
         self._seeds = Random(settings.seed)
-        self._in_flight: set[str] = set()
+        self._in_flight: dict[str, list[str]] = {}
+        """Requests, each with the names of its answers."""
         self._update_lock = asyncio.Lock()
 
     @property
     def num_in_flight(self) -> int:
-        """Requests that were accepted and not answered yet."""
-        return len(self._in_flight)
+        """Answers that were asked for and are not finished."""
+        return sum(map(len, self._in_flight.values()))
 
     def check(self, body: GenerateBody) -> list[int]:
         """The prompt's ids.
@@ -96,7 +107,10 @@ class Engine:
             )
         if body.rid is not None and body.rid in self._in_flight:
             raise rejected(f"a request with rid {body.rid!r} is in flight")
-        if self.num_in_flight >= self._settings.max_slots + self._settings.max_queued_requests:
+        answers, places = body.sampling_params.n, self._settings.max_slots + self._settings.max_queued_requests
+        if answers > places:
+            raise rejected(f"sampling_params.n is {answers}, but this engine has places for {places} answers in all")
+        if self.num_in_flight + answers > places:
             raise EngineUnavailable(
                 f"The request queue is full: {self._settings.max_queued_requests} requests wait already."
             )
@@ -105,22 +119,49 @@ class Engine:
     async def generate(self, body: GenerateBody, prompt_ids: list[int]) -> AsyncGenerator[dict[str, object]]:
         """Response bodies, at least one; the last has a finish reason. Closing the generator early ends the answer."""
         rid = body.rid or uuid.uuid4().hex
+        with self._accepted(rid, [rid]):
+            async with aclosing(self._one(rid, body, prompt_ids)) as bodies:
+                async for response in bodies:
+                    yield response
+
+    async def generate_several(self, body: GenerateBody, prompt_ids: list[int]) -> list[dict[str, object]]:
+        """The last response bodies of as many answers as are asked for. Cancelling it ends them."""
+        rid = body.rid or uuid.uuid4().hex
+        names = [uuid.uuid4().hex for _ in range(body.sampling_params.n)]
+        with self._accepted(rid, names):
+            async with asyncio.TaskGroup() as answers:
+                tasks = [answers.create_task(last_body(self._one(name, body, prompt_ids))) for name in names]
+        return [task.result() for task in tasks]
+
+    def abort(self, rid: str, message: str) -> None:
+        """End a request with what it has; unknown ones are ignored."""
+        for name in self._in_flight.get(rid, ()):
+            self.worker.abort(name, message)
+
+    @contextmanager
+    def _accepted(self, rid: str, names: list[str]) -> Generator[None]:
+        self._in_flight[rid] = names
+        try:
+            yield
+        finally:
+            del self._in_flight[rid]
+
+    async def _one(self, name: str, body: GenerateBody, prompt_ids: list[int]) -> AsyncGenerator[dict[str, object]]:
         loop = asyncio.get_running_loop()
         reports: asyncio.Queue[Progress] = asyncio.Queue()
 
         def publish(report: Progress) -> None:
             loop.call_soon_threadsafe(reports.put_nowait, report)
 
-        answer = self._answer(rid, body, prompt_ids, publish)
+        answer = self._answer(name, body, prompt_ids, publish)
         builder = ResponseBuilder(
-            rid,
+            name,
             prompt_ids,
             return_logprob=body.return_logprob,
             top_logprobs=body.return_logprob and body.top_logprobs_num > 0,
             incremental=self._settings.incremental_streaming_output and body.stream,
             token_text=self._token_text if body.return_text_in_logprobs else lambda _: None,
         )
-        self._in_flight.add(rid)
         finished = False
         try:
             self.worker.submit(answer)
@@ -129,9 +170,8 @@ class Engine:
                 finished = report.finish_reason is not None
                 yield builder.add(report)
         finally:
-            self._in_flight.discard(rid)
             if not finished:
-                self.worker.abort(rid, "the client disconnected")
+                self.worker.abort(name, "the client disconnected")
 
     def _answer(
         self, rid: str, body: GenerateBody, prompt_ids: list[int], publish: Callable[[Progress], None]

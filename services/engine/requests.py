@@ -55,8 +55,9 @@ class SamplingParameters(RequestBody):
     """Keep what stopped the answer in its text."""
     sampling_seed: int | None = None
     """Makes this answer's random numbers a function of the seed alone."""
-    n: int = Field(default=1, ge=1, le=1)
-    """Only one answer per request."""
+    n: int = Field(default=1, ge=1, le=128)
+    """Answers to the same prompt, sampled independently; the response is a list then. Not for streams. With a
+    `sampling_seed` they are equal, as in SGLang."""
 
     @model_validator(mode="after")
     def _top_k_of_zero_is_an_error(self) -> Self:
@@ -94,6 +95,12 @@ class GenerateBody(RequestBody):
     def _one_prompt(self) -> Self:
         if (self.text is None) == (self.input_ids is None):
             raise ValueError("give exactly one of text and input_ids")
+        return self
+
+    @model_validator(mode="after")
+    def _several_answers_are_not_streamed(self) -> Self:
+        if self.stream and self.sampling_params.n > 1:
+            raise ValueError("sampling_params.n must be 1 with stream here: several answers come whole")
         return self
 
     @model_validator(mode="after")

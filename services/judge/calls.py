@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import JsonValue
@@ -12,6 +12,7 @@ from clawstream.errors import EngineBusy, EngineRejected, EngineTimeout, EngineU
 from clawstream.metrics import Metrics
 from clawstream.worker.deadline import waiting_for_a_turn
 from services.judge.backends.interface import HintBackend, ModelAnswer, ModelBackend
+from services.judge.slots import Slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +37,28 @@ class ModelCaller:
         max_concurrent_calls: int,
         clock: Clock,
         metrics: Metrics,
+        several_answers: bool = True,
         uniform: Callable[[float, float], float] = random.uniform,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        """`several_answers`: whether one call may ask for more than one answer."""
         self._policy = policy
-        self._slots = asyncio.Semaphore(max_concurrent_calls)
+        self._slots = Slots(max_concurrent_calls)
         self._clock = clock
         self._metrics = metrics
+        self._several_answers = several_answers
         self._uniform = uniform
         self._sleep = sleep
 
+    @property
+    def most_answers(self) -> int:
+        """How many one call may ask for."""
+        return self._slots.count if self._several_answers else 1
+
     async def call(
-        self, backend: ModelBackend | HintBackend, request: Mapping[str, JsonValue]
-    ) -> tuple[ModelAnswer, float]:
-        """The answer, and how many seconds the successful call took.
+        self, backend: ModelBackend | HintBackend, request: Mapping[str, JsonValue], answers: int = 1
+    ) -> tuple[Sequence[ModelAnswer], float]:
+        """At least one and at most `answers` answers, and how many seconds the successful call took.
 
         Raises EngineUnavailable for an outage (also for 4xx that are not the request's fault), EngineTimeout when no
         attempt was answered in time, EngineRejected and EngineProtocolError at once: they would only repeat.
@@ -57,7 +66,7 @@ class ModelCaller:
         ceiling_seconds = self._policy.first_delay_seconds
         for attempt in range(1, self._policy.attempts + 1):
             try:
-                return await self._once(backend, request)
+                return await self._once(backend, request, answers)
             except (EngineUnavailable, EngineTimeout) as error:
                 advised_seconds = (error.retry_after_seconds or 0.0) if isinstance(error, EngineBusy) else 0.0
                 if attempt == self._policy.attempts or advised_seconds > self._policy.longest_delay_seconds:
@@ -67,19 +76,21 @@ class ModelCaller:
         raise AssertionError("a retry policy has at least one attempt")
 
     async def _once(
-        self, backend: ModelBackend | HintBackend, request: Mapping[str, JsonValue]
-    ) -> tuple[ModelAnswer, float]:
-        with waiting_for_a_turn():
-            await self._slots.acquire()
+        self, backend: ModelBackend | HintBackend, request: Mapping[str, JsonValue], answers: int
+    ) -> tuple[Sequence[ModelAnswer], float]:
+        # An answer takes a slot, whether it shares its call with others or not: the model writes it all the same.
+        if not self._slots.take_at_once(answers):
+            with waiting_for_a_turn():
+                await self._slots.take(answers)
         try:
             started = self._clock.monotonic_seconds()
-            answer = await backend.call(request)
+            found = await backend.call(request, answers)
             seconds = self._clock.monotonic_seconds() - started
         except EngineRejected as error:
             if error.may_be_mended:
                 raise EngineUnavailable(str(error)) from error
             raise
         finally:
-            self._slots.release()
+            self._slots.give_back(answers)
         self._metrics.observe("model_call_seconds", seconds)
-        return answer, seconds
+        return found, seconds

@@ -1,23 +1,25 @@
 """Judges one next state: explicit evidence as it is, everything else by votes; hints by votes of their own."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, TypeVar
-
-from pydantic import JsonValue
+from functools import cached_property
+from typing import Final
 
 from clawstream import ids
 from clawstream.clock import Clock
-from clawstream.errors import EngineProtocolError, EngineRejected, EngineTimeout
+from clawstream.errors import EngineTimeout
 from clawstream.metrics import Metrics
 from schemas.events import LlmCallEvent, NextStateEvent, ScoreEvent
 from schemas.events.base import RecordReference
 from schemas.events.score import Hint, ScoreStatus, Vote
 from schemas.judge_spec import JudgeSpec
+from services.judge.answers import Answers, CallLedger, Outcome, Question
 from services.judge.backends.interface import (
     Abstention,
     Backend,
+    CodeBackend,
     HintBackend,
     HintOpinion,
     ModelBackend,
@@ -25,14 +27,13 @@ from services.judge.backends.interface import (
 )
 from services.judge.calls import ModelCaller
 from services.judge.hints import HintSources, distinct_hints, user_hints
-from services.judge.ledger import request_checksum
 from services.judge.votes import tally
 
 NEUTRAL_BELOW: Final = 0.1
 """Explicit scores closer to zero than this have verdict 0. The reward is the score itself in any case."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ActiveJudge:
     """The judge that counts now."""
 
@@ -44,27 +45,15 @@ class ActiveJudge:
     hints: HintBackend | None = None
     """Asked for hints; None when the spec has no hint votes."""
 
+    @cached_property
+    def model(self) -> ModelBackend | None:
+        """The backend, when it calls a model; None for code. Looking into a protocol is slow: it is done once."""
+        return self.backend if isinstance(self.backend, ModelBackend) else None
 
-VoteType = TypeVar("VoteType", Vote, HintSources)
-Purpose = Literal["verdict", "hint"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    backend: ModelBackend | HintBackend
-    next_state: NextStateEvent
-    body: Mapping[str, JsonValue]
-    checksum: str
-
-
-class CallLedger(Protocol):
-    """What judging needs of the ledger."""
-
-    def find(self, call_id: str, request_sha256: str) -> LlmCallEvent | None: ...
-
-    def is_written(self, call_id: str) -> bool: ...
-
-    async def record(self, event: LlmCallEvent) -> LlmCallEvent: ...
+    @cached_property
+    def code(self) -> CodeBackend | None:
+        """The backend, when it is code."""
+        return self.backend if not isinstance(self.backend, ModelBackend) else None
 
 
 def verdict_of(score: float) -> int:
@@ -76,11 +65,9 @@ class Judging:
     """Makes scores. Knows models and the ledger, not the log."""
 
     def __init__(self, ledger: CallLedger, caller: ModelCaller, *, clock: Clock, metrics: Metrics) -> None:
-        self._ledger = ledger
-        self._caller = caller
+        self._answers = Answers(ledger, caller, clock=clock, metrics=metrics)
         self._clock = clock
         self._metrics = metrics
-        self._last_requests: dict[Purpose, _Request] = {}
 
     async def score(
         self, next_state: NextStateEvent, reference: RecordReference, judge: ActiveJudge, *, accept_timeouts: bool
@@ -98,8 +85,20 @@ class Judging:
 
     def score_of_ledger(self, next_state: NextStateEvent, reference: RecordReference, judge: ActiveJudge) -> ScoreEvent:
         """The score when time is over: votes that are in the ledger count, the others abstain. Calls no model."""
-        votes = [self._arrived(next_state, judge, number) for number in range(judge.spec.votes)]
-        hints = [self._arrived_hint(next_state, judge, number) for number in range(_hint_votes(judge))]
+        votes, hints = [_silent(number) for number in range(judge.spec.votes)], list[HintSources]()
+        backend = judge.model
+        if backend is not None:
+            entries = self._answers.found(_verdicts(next_state, judge, backend), judge.spec.votes)
+            votes = [
+                _silent(number) if entry is None else _vote_of(backend, number, entry)
+                for number, entry in enumerate(entries)
+            ]
+        if judge.hints is not None:
+            entries = self._answers.found(_hints(next_state, judge, judge.hints), judge.spec.hint_votes)
+            hints = [
+                _silent_hint(number) if entry is None else _hint_of(judge.hints, number, entry)
+                for number, entry in enumerate(entries)
+            ]
         return self._of_votes(next_state, reference, judge, votes, hints, 0.0)
 
     def _of_votes(
@@ -112,8 +111,8 @@ class Judging:
         judge_seconds: float,
     ) -> ScoreEvent:
         hint_votes = [each.vote for each in hints if each.vote is not None]
-        for vote in votes:
-            self._metrics.increment("votes_total", verdict=str(vote.verdict if vote.verdict is not None else "abstain"))
+        for verdict, count in Counter(vote.verdict for vote in votes).items():
+            self._metrics.increment("votes_total", count, verdict="abstain" if verdict is None else str(verdict))
         for hint_vote in hint_votes:
             answer = {True: "hint", False: "none", None: "abstain"}[hint_vote.useful]
             self._metrics.increment("hint_votes_total", answer=answer)
@@ -178,137 +177,73 @@ class Judging:
         self, next_state: NextStateEvent, judge: ActiveJudge, accept_timeouts: bool
     ) -> tuple[list[Vote], list[HintSources]]:
         """Verdict votes and hint votes, all at once."""
-        if not isinstance(judge.backend, ModelBackend):
-            opinion = await judge.backend.judge(next_state)
+        code = judge.code
+        if code is not None:
+            opinion = await code.judge(next_state)
             return [_vote(0, opinion, None)], [HintSources.of_code(opinion)]
-        backend, asked = judge.backend, judge.hints
-        verdicts = [self._model_vote(next_state, judge, backend, number) for number in range(judge.spec.votes)]
-        hint_numbers = range(_hint_votes(judge))
-        hints = [self._hint_vote(next_state, judge, asked, number) for number in hint_numbers if asked is not None]
-        verdict_results, hint_results = await asyncio.gather(
-            asyncio.gather(*verdicts, return_exceptions=True), asyncio.gather(*hints, return_exceptions=True)
-        )
-        # An outage, wherever it was met, is an outage of all: only then is a vote's own silence looked at.
-        for result in [*verdict_results, *hint_results]:
-            if isinstance(result, BaseException) and not isinstance(result, EngineTimeout):
-                raise result
-        silent = Abstention.TIMEOUT
-        return (
-            _settled(verdict_results, accept_timeouts, lambda n: _vote(n, Opinion(abstention=silent), None)),
-            _settled(
-                hint_results, accept_timeouts, lambda n: HintSources.of_vote(n, HintOpinion(abstention=silent), None)
-            ),
-        )
-
-    def _arrived(self, next_state: NextStateEvent, judge: ActiveJudge, number: int) -> Vote:
-        """A vote as far as the ledger has it."""
-        backend = judge.backend
-        if isinstance(backend, ModelBackend):
-            entry = self._found(next_state, judge, backend, "verdict", number)
-            if entry is not None:
-                return _vote(number, backend.interpret(entry.response), entry.call_id)
-        return _vote(number, Opinion(abstention=Abstention.TIMEOUT), None)
-
-    def _arrived_hint(self, next_state: NextStateEvent, judge: ActiveJudge, number: int) -> HintSources:
-        assert judge.hints is not None
-        entry = self._found(next_state, judge, judge.hints, "hint", number)
-        if entry is not None:
-            return HintSources.of_vote(number, judge.hints.interpret(entry.response), entry.call_id)
-        return HintSources.of_vote(number, HintOpinion(abstention=Abstention.TIMEOUT), None)
-
-    async def _model_vote(
-        self, next_state: NextStateEvent, judge: ActiveJudge, backend: ModelBackend, number: int
-    ) -> Vote:
-        entry = await self._answer(next_state, judge, backend, "verdict", number)
-        if entry is None:
-            return _vote(number, Opinion(abstention=Abstention.ERROR), None)
-        return _vote(number, backend.interpret(entry.response), entry.call_id)
-
-    async def _hint_vote(
-        self, next_state: NextStateEvent, judge: ActiveJudge, backend: HintBackend, number: int
-    ) -> HintSources:
-        entry = await self._answer(next_state, judge, backend, "hint", number)
-        if entry is None:
-            return HintSources.of_vote(number, HintOpinion(abstention=Abstention.ERROR), None)
-        return HintSources.of_vote(number, backend.interpret(entry.response), entry.call_id)
-
-    def _found(
-        self,
-        next_state: NextStateEvent,
-        judge: ActiveJudge,
-        backend: ModelBackend | HintBackend,
-        purpose: Purpose,
-        number: int,
-    ) -> LlmCallEvent | None:
-        call_id = ids.call_id(next_state.next_state_id, judge.spec.spec_hash, purpose, number)
-        return self._ledger.find(call_id, self._request(backend, next_state, purpose)[1])
-
-    async def _answer(
-        self,
-        next_state: NextStateEvent,
-        judge: ActiveJudge,
-        backend: ModelBackend | HintBackend,
-        purpose: Purpose,
-        number: int,
-    ) -> LlmCallEvent | None:
-        """From the ledger when it is there, else from the model, and then into the ledger.
-
-        None when the model refused this request for good. Raises as `ModelCaller.call`, and BusError.
-        """
-        request, checksum = self._request(backend, next_state, purpose)
-        call_id = ids.call_id(next_state.next_state_id, judge.spec.spec_hash, purpose, number)
-        entry = self._ledger.find(call_id, checksum)
-        if entry is not None:
-            self._metrics.increment("ledger_hits_total")
+        backend, hints = judge.model, judge.hints
+        assert backend is not None
+        verdicts = self._answers.of(_verdicts(next_state, judge, backend), judge.spec.votes)
+        if hints is None:
+            verdict_outcomes, hint_outcomes = await verdicts, list[Outcome]()
         else:
-            try:
-                answer, seconds = await self._caller.call(backend, request)
-            except (EngineRejected, EngineProtocolError):
-                return None
-            entry = LlmCallEvent(
-                call_id=call_id,
-                next_state_id=next_state.next_state_id,
-                session_id=next_state.session_id,
-                judge_spec_hash=judge.spec.spec_hash,
-                purpose=purpose,
-                vote=number,
-                model=judge.spec.model,
-                request_sha256=checksum,
-                response=answer.response,
-                prompt_tokens=answer.prompt_tokens,
-                completion_tokens=answer.completion_tokens,
-                seconds=seconds,
-                called_at=self._clock.now(),
+            verdict_outcomes, hint_outcomes = await asyncio.gather(
+                verdicts,
+                self._answers.of(_hints(next_state, judge, hints), judge.spec.hint_votes),
+                return_exceptions=True,
             )
-            entry = await self._ledger.record(entry)
-        if not self._ledger.is_written(entry.call_id):
-            entry = await self._ledger.record(entry)
-        return entry
+            if isinstance(verdict_outcomes, BaseException):
+                raise verdict_outcomes
+            if isinstance(hint_outcomes, BaseException):
+                raise hint_outcomes
+        # An outage, wherever it was met, is an outage of all: only then is a vote's own silence looked at.
+        for outcome in [*verdict_outcomes, *hint_outcomes]:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, EngineTimeout):
+                raise outcome
+        _raise_if_all_silent(verdict_outcomes, accept_timeouts)
+        _raise_if_all_silent(hint_outcomes, accept_timeouts)
+        return (
+            [_vote_of(backend, number, outcome) for number, outcome in enumerate(verdict_outcomes)],
+            [_hint_of(hints, number, outcome) for number, outcome in enumerate(hint_outcomes) if hints is not None],
+        )
 
-    def _request(
-        self, backend: ModelBackend | HintBackend, next_state: NextStateEvent, purpose: Purpose
-    ) -> tuple[Mapping[str, JsonValue], str]:
-        """The request and its checksum. The votes of an input ask right after one another: it is made once for all."""
-        last = self._last_requests.get(purpose)
-        if last is None or last.backend is not backend or last.next_state is not next_state:
-            body = backend.prepare(next_state)
-            last = self._last_requests[purpose] = _Request(backend, next_state, body, request_checksum(body))
-        return last.body, last.checksum
+
+def _verdicts(next_state: NextStateEvent, judge: ActiveJudge, backend: ModelBackend) -> Question:
+    return Question(next_state, judge.spec, backend, "verdict")
 
 
-def _hint_votes(judge: ActiveJudge) -> int:
-    return judge.spec.hint_votes if judge.hints is not None else 0
+def _hints(next_state: NextStateEvent, judge: ActiveJudge, backend: HintBackend) -> Question:
+    return Question(next_state, judge.spec, backend, "hint")
+
+
+def _raise_if_all_silent(outcomes: Sequence[Outcome], accept_timeouts: bool) -> None:
+    """Votes that timed out abstain, unless all of them did and that is not accepted: then EngineTimeout."""
+    timeouts = [outcome for outcome in outcomes if isinstance(outcome, EngineTimeout)]
+    if timeouts and len(timeouts) == len(outcomes) and not accept_timeouts:
+        raise timeouts[0]
+
+
+def _vote_of(backend: ModelBackend, number: int, outcome: Outcome) -> Vote:
+    if isinstance(outcome, LlmCallEvent):
+        return _vote(number, backend.interpret(outcome.response), outcome.call_id)
+    return _silent(number) if outcome is not None else _vote(number, Opinion(abstention=Abstention.ERROR), None)
+
+
+def _hint_of(backend: HintBackend, number: int, outcome: Outcome) -> HintSources:
+    if isinstance(outcome, LlmCallEvent):
+        return HintSources.of_vote(number, backend.interpret(outcome.response), outcome.call_id)
+    if outcome is not None:
+        return _silent_hint(number)
+    return HintSources.of_vote(number, HintOpinion(abstention=Abstention.ERROR), None)
+
+
+def _silent(number: int) -> Vote:
+    return _vote(number, Opinion(abstention=Abstention.TIMEOUT), None)
+
+
+def _silent_hint(number: int) -> HintSources:
+    return HintSources.of_vote(number, HintOpinion(abstention=Abstention.TIMEOUT), None)
 
 
 def _vote(number: int, opinion: Opinion, call_id: str | None) -> Vote:
     return Vote(vote=number, verdict=opinion.verdict, abstention=opinion.abstention, call_id=call_id)
-
-
-def _settled(
-    results: Sequence[VoteType | BaseException], accept_timeouts: bool, silent: Callable[[int], VoteType]
-) -> list[VoteType]:
-    """The votes; those that timed out abstain, unless all of them did and that is not accepted: then EngineTimeout."""
-    timeouts = [result for result in results if isinstance(result, BaseException)]
-    if timeouts and len(timeouts) == len(results) and not accept_timeouts:
-        raise timeouts[0]
-    return [silent(number) if isinstance(result, BaseException) else result for number, result in enumerate(results)]

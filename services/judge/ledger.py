@@ -12,14 +12,14 @@ import hashlib
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import orjson
 from pydantic import JsonValue
 
 from clawstream.bus.interface import Bus, Consumer, OutgoingRecord, Record, TopicPartition
 from clawstream.codec import decode_as, encode
-from clawstream.errors import DecodeError, RecordRejected
+from clawstream.errors import BusError, DecodeError, RecordRejected
 from clawstream.log import Logger
 from clawstream.topics import LLM_CALLS, full_name, partition_for, topic_definitions
 from schemas.events import LlmCallEvent
@@ -61,6 +61,8 @@ class Ledger:
         self._entries: dict[str, LlmCallEvent] = {}
         self._calls_of: defaultdict[str, set[str]] = defaultdict(set)
         self._open_inputs: defaultdict[int, set[str]] = defaultdict(set)
+        self._partition_of: dict[str, int] = {}
+        """Of inputs that have entries: worked out once for all of them."""
         self._unwritten: set[str] = set()
         self._readings: dict[int, threading.Event] = {}
 
@@ -106,23 +108,27 @@ class Ledger:
         entry = self._entries.get(call_id)
         return entry if entry is not None and entry.request_sha256 == request_sha256 else None
 
-    async def record(self, event: LlmCallEvent) -> LlmCallEvent:
-        """Returns the entry as it is on the log: without its response when that is too large, so the vote abstains.
+    async def record(self, events: Sequence[LlmCallEvent]) -> list[LlmCallEvent | BusError]:
+        """Each entry as it is on the log (without its response when that is too large, so the vote abstains), or why it
+        is not known to be there.
 
-        Raises BrokerUnavailable; the entry is kept then, so that it can be found and recorded again without another
-        call. Raises FatalBusError when nothing can be written any more.
+        BrokerUnavailable: the entry is kept, so that it can be found and recorded again without another call.
+        FatalBusError: nothing can be written any more.
         """
-        self._remember(event)
-        self._unwritten.add(event.call_id)
-        try:
-            await self._writer.write(self._encoded(event))
-        except RecordRejected as error:
-            if event.response is None:
-                raise
-            self._logger.warning("an answer does not fit into the ledger; its vote abstains", error=str(error))
-            return await self.record(event.model_copy(update={"response": None}))
-        self._unwritten.discard(event.call_id)
-        return event
+        for event in events:
+            self._remember(event)
+            self._unwritten.add(event.call_id)
+        failures = await self._writer.write([self._encoded(event) for event in events])
+        results: list[LlmCallEvent | BusError] = []
+        for event, failure in zip(events, failures, strict=True):
+            if isinstance(failure, RecordRejected) and event.response is not None:
+                self._logger.warning("an answer does not fit into the ledger; its vote abstains", error=str(failure))
+                results += await self.record([event.model_copy(update={"response": None})])
+                continue
+            if failure is None:
+                self._unwritten.discard(event.call_id)
+            results.append(event if failure is None else failure)
+        return results
 
     def _encoded(self, event: LlmCallEvent) -> OutgoingRecord:
         return encode(
@@ -141,10 +147,11 @@ class Ledger:
     def forget(self, next_state_id: str) -> None:
         """The input is done: its entries are not needed any more."""
         for call_id in self._calls_of.pop(next_state_id, ()):
-            entry = self._entries.pop(call_id, None)
+            self._entries.pop(call_id, None)
             self._unwritten.discard(call_id)
-            if entry is not None:
-                self._open_inputs[self._partition(entry)].discard(next_state_id)
+        partition = self._partition_of.pop(next_state_id, None)
+        if partition is not None:
+            self._open_inputs[partition].discard(next_state_id)
 
     @property
     def entry_count(self) -> int:
@@ -157,7 +164,10 @@ class Ledger:
         self._open_inputs[self._partition(event)].add(event.next_state_id)
 
     def _partition(self, event: LlmCallEvent) -> int:
-        return partition_for(event.session_id, self._partitions)
+        partition = self._partition_of.get(event.next_state_id)
+        if partition is None:
+            partition = self._partition_of[event.next_state_id] = partition_for(event.session_id, self._partitions)
+        return partition
 
     def _read(self, inputs: Mapping[TopicPartition, int | None], enough: threading.Event) -> list[Record]:
         reader = self._bus.reader()

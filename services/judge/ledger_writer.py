@@ -11,28 +11,42 @@ from clawstream.errors import BrokerUnavailable, BusError, FatalBusError, Record
 
 
 @dataclass(eq=False, slots=True)
-class _Entry:
-    """One record and who waits for it."""
+class _Group:
+    """Records that somebody waits for together."""
 
-    record: OutgoingRecord
     loop: asyncio.AbstractEventLoop
     done: "asyncio.Future[None]"
+    left: int
+    """How many of them are not ended."""
+
+    def end_one(self) -> None:
+        """Tells who waits when it was the last, from the writer's thread."""
+        self.left -= 1
+        if self.left == 0:
+            self.loop.call_soon_threadsafe(self._resolve)
+
+    def _resolve(self) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+@dataclass(eq=False, slots=True)
+class _Entry:
+    """One record."""
+
+    record: OutgoingRecord
+    group: _Group
     is_written: bool = field(default=False, init=False)
+    has_ended: bool = field(default=False, init=False)
+    failure: BusError | None = field(default=None, init=False)
 
     def delivered(self, _: Delivery) -> None:
         self.is_written = True
 
-    def resolve(self, failure: BusError | None = None) -> None:
-        """Tells who waits, from any thread."""
-        self.loop.call_soon_threadsafe(self._resolve, failure)
-
-    def _resolve(self, failure: BusError | None) -> None:
-        if self.done.cancelled():
-            return
-        if failure is None:
-            self.done.set_result(None)
-        else:
-            self.done.set_exception(failure)
+    def end(self, failure: BusError | None = None) -> None:
+        if not self.has_ended:
+            self.has_ended, self.failure = True, failure
+            self.group.end_one()
 
 
 class LedgerWriter:
@@ -52,7 +66,7 @@ class LedgerWriter:
         self._make_producer = make_producer
         self._flush_timeout_seconds = flush_timeout_seconds
         self._on_failure = on_failure
-        self._queue: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Sequence[_Entry] | None] = queue.SimpleQueue()
         self._breaking = threading.Lock()
         self._producer: Producer | None = None
         self.failure: FatalBusError | None = None
@@ -60,19 +74,23 @@ class LedgerWriter:
         self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
         self._thread.start()
 
-    async def write(self, record: OutgoingRecord) -> None:
-        """Returns when `record` is on the log.
+    async def write(self, records: Sequence[OutgoingRecord]) -> list[BusError | None]:
+        """Returns when each of `records` is on the log, or why not.
 
-        Raises RecordRejected when this very record is too large, BrokerUnavailable when it is not known to be on the
-        log (try again: the writer makes a new producer), and FatalBusError when the writer broke.
+        RecordRejected when this very record is too large, BrokerUnavailable when it is not known to be on the log (try
+        again: the writer makes a new producer), and FatalBusError when the writer broke.
         """
+        if not records:
+            return []
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
-        with self._breaking:  # Else an entry could be queued after the last look into the queue, and wait for ever.
+        group = _Group(loop, loop.create_future(), len(records))
+        entries = [_Entry(record, group) for record in records]
+        with self._breaking:  # Else entries could be queued after the last look into the queue, and wait for ever.
             if self.failure is not None:
-                raise self.failure
-            self._queue.put(_Entry(record, loop, done))
-        await done
+                return [self.failure] * len(records)
+            self._queue.put(entries)
+        await group.done
+        return [entry.failure for entry in entries]
 
     def close(self) -> None:
         """Writes what waits and ends the thread."""
@@ -92,11 +110,11 @@ class LedgerWriter:
     def _next_batch(self) -> list[_Entry]:
         """Everything that waits; nothing when the writer is closed."""
         batch: list[_Entry] = []
-        entry = self._queue.get()
-        while entry is not None:
-            batch.append(entry)
+        entries = self._queue.get()
+        while entries is not None:
+            batch += entries
             try:
-                entry = self._queue.get_nowait()
+                entries = self._queue.get_nowait()
             except queue.Empty:
                 return batch
         if batch:
@@ -109,11 +127,11 @@ class LedgerWriter:
             refused, failure = self._send(waiting)
             for entry in waiting:
                 if entry in refused:
-                    entry.resolve(refused[entry])
+                    entry.end(refused[entry])
                 elif entry.is_written or (failure is None and not refused):
-                    entry.resolve()
+                    entry.end()
                 elif failure is not None:
-                    entry.resolve(failure)
+                    entry.end(failure)
             if failure is not None or not refused:
                 return
             # A broker refuses a batch of records whole: its others are sent again, without the one at fault.
@@ -152,11 +170,9 @@ class LedgerWriter:
             self.failure = failure
         waiting = list(batch)
         while not self._queue.empty():
-            entry = self._queue.get_nowait()
-            if entry is not None:
-                waiting.append(entry)
+            waiting += self._queue.get_nowait() or ()
         for entry in waiting:
-            entry.resolve(failure)
+            entry.end(failure)
         self._on_failure()
 
     def _drop_producer(self) -> None:

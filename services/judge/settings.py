@@ -33,7 +33,12 @@ class JudgeModelSettings(Section):
     longest_retry_seconds: float = Field(default=10.0, gt=0)
     """Longest pause between two calls."""
     max_concurrent_calls: int = Field(default=64, ge=1)
-    """Calls in flight in this process."""
+    """Answers that this process waits for at once; a call for three counts as three."""
+    several_answers_per_call: bool = True
+    """`sglang`, `openai`: ask for the missing votes of an input in one call (`n`): the model reads the prompt once. An
+    endpoint that refuses that, or gives one answer all the same, is found out and asked for one vote at a time, and for
+    several again after ten minutes. False never asks for several: for such an endpoint when it is so slow that
+    `worker.deadline_seconds` leaves no time for two calls, one after the other."""
     max_timeouts: int = Field(default=3, ge=1)
     """So often may all votes of an input time out; then they abstain, so that one input cannot hold its partition."""
 

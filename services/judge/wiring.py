@@ -32,6 +32,7 @@ def model_caller(settings: JudgeSettings, *, clock: Clock, metrics: Metrics) -> 
             longest_delay_seconds=settings.model.longest_retry_seconds,
         ),
         max_concurrent_calls=settings.model.max_concurrent_calls,
+        several_answers=settings.model.several_answers_per_call,
         clock=clock,
         metrics=metrics,
     )

@@ -5,10 +5,8 @@ from typing import Self
 
 from aiohttp import web
 
-ANSWER = {
-    "choices": [{"message": {"role": "assistant", "content": "Content. \\boxed{1}"}, "finish_reason": "stop"}],
-    "usage": {"prompt_tokens": 10, "completion_tokens": 3},
-}
+CHOICE = {"message": {"role": "assistant", "content": "Content. \\boxed{1}"}, "finish_reason": "stop"}
+USAGE = {"prompt_tokens": 10, "completion_tokens": 3}
 
 
 class SlowModel:
@@ -16,7 +14,7 @@ class SlowModel:
 
     def __init__(self) -> None:
         self.may_answer = asyncio.Event()
-        self.calls = 0
+        self.answers_asked_for = 0
 
     @property
     def base_url(self) -> str:
@@ -34,7 +32,7 @@ class SlowModel:
         await self._runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.Response:
-        await request.read()
-        self.calls += 1
+        answers = (await request.json()).get("n", 1)
+        self.answers_asked_for += answers
         await self.may_answer.wait()
-        return web.json_response(ANSWER)
+        return web.json_response({"choices": [CHOICE] * answers, "usage": USAGE})

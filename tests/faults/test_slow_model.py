@@ -58,7 +58,9 @@ worker = {{ deadline_seconds = 420 }}
         await asyncio.to_thread(wait_until, all_have_a_share, "the partitions are shared out", *running)
         told = [each.text().count("partitions ") for each in running]
         inputs = await asyncio.to_thread(write_replies, log, range(INPUTS))
-        await asyncio.to_thread(wait_until, lambda: model.calls == VOTES * INPUTS, "all votes are asked for", *running)
+        await asyncio.to_thread(
+            wait_until, lambda: model.answers_asked_for == VOTES * INPUTS, "all votes are asked for", *running
+        )
         # The time itself is what is tested: nothing can be awaited that tells that a poll interval has passed.
         until = time.monotonic() + poll_intervals * POLL_INTERVAL_SECONDS
         while time.monotonic() < until:
@@ -74,7 +76,7 @@ worker = {{ deadline_seconds = 420 }}
         for each in running:
             assert await asyncio.to_thread(each.stop) == 0, each.text()
         await asyncio.to_thread(second_opinion.close)
-        assert model.calls == VOTES * INPUTS
+        assert model.answers_asked_for == VOTES * INPUTS
     report = await asyncio.to_thread(chaos.audited, broker, namespace)
     assert report.handled["judge"] == {"output": INPUTS, "waiting": 0}
     chaos.counts.faults_survived += 1

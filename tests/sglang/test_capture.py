@@ -58,3 +58,11 @@ async def test_an_aborted_answer_ends_with_what_it_has(sglang: Sglang) -> None:
             await sglang.client.abort(request.request_id)
     assert finish == "abort"
     assert 5 <= len(seen) < 1500
+
+
+async def test_several_answers_to_one_prompt_come_in_one_call(sglang: Sglang) -> None:
+    prompt, sampling = list(range(10, 40)), {"temperature": 1.0, "max_new_tokens": 30, "ignore_eos": True}
+    answers = await sglang.client.generate_texts(prompt, sampling, answers=3)
+    assert len({text for text, _ in answers}) == 3, "sampled independently"
+    assert [(meta["prompt_tokens"], meta["completion_tokens"]) for _, meta in answers] == [(len(prompt), 30)] * 3
+    assert len(await sglang.client.generate_texts(prompt, sampling)) == 1

@@ -1,6 +1,6 @@
 """What judges that write text have in common: the prompts and the reading of the answers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pydantic import JsonValue
@@ -46,9 +46,9 @@ class GeneratedHints:
         """The model's request with the hint prompt."""
         return self._model.request(judge_messages(self._prompt.text, next_state, self._max_prompt_characters))
 
-    async def call(self, request: Mapping[str, JsonValue]) -> ModelAnswer:
+    async def call(self, request: Mapping[str, JsonValue], answers: int = 1) -> Sequence[ModelAnswer]:
         """Asks the model once."""
-        return await self._model.call(request)
+        return await self._model.call(request, answers)
 
     def interpret(self, response: JsonValue) -> HintOpinion:
         """The hint after the reasoning."""

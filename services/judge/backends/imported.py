@@ -24,11 +24,12 @@ class ImportedBackend:
 
     def __init__(self, function: JudgeFunction) -> None:
         self._function = function
+        self._is_asynchronous = inspect.iscoroutinefunction(function)
 
     async def judge(self, next_state: NextStateEvent) -> Opinion:
         """Raises ValueError when the function returns anything but a verdict, a judgement or None."""
-        if inspect.iscoroutinefunction(self._function):
-            answer = await self._function(next_state)
+        if self._is_asynchronous:
+            answer = await cast("Callable[[NextStateEvent], Awaitable[Answer]]", self._function)(next_state)
         else:
             answer = await asyncio.to_thread(cast("Callable[[NextStateEvent], Answer]", self._function), next_state)
         verdict, hints = (answer.verdict, answer.hints) if isinstance(answer, Judgement) else (answer, ())

@@ -81,14 +81,14 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """What a model call gave."""
+    """One answer of a model."""
 
     response: JsonValue
     """What `interpret` needs, and what the ledger keeps."""
     prompt_tokens: int = 0
-    """Tokens read."""
+    """Tokens read. Where a call for several answers tells them once, they are the first answer's."""
     completion_tokens: int = 0
-    """Tokens written."""
+    """Tokens written. Where a call for several answers tells them together, they are shared out evenly."""
 
 
 @runtime_checkable
@@ -99,8 +99,8 @@ class ModelBackend(Protocol):
         """The request for one vote. The same next state gives the same request: its checksum is in the ledger."""
         ...
 
-    async def call(self, request: Mapping[str, JsonValue]) -> ModelAnswer:
-        """Asks the model once.
+    async def call(self, request: Mapping[str, JsonValue], answers: int = 1) -> Sequence[ModelAnswer]:
+        """Asks the model once, for as many independent answers: gives at least one of them, and no more.
 
         Raises EngineUnavailable or EngineTimeout (try again later), EngineRejected (this request will never be
         accepted), EngineProtocolError (the answer is not what its contract promises).
@@ -123,7 +123,7 @@ class HintBackend(Protocol):
         """The request for one hint vote. The same next state gives the same request."""
         ...
 
-    async def call(self, request: Mapping[str, JsonValue]) -> ModelAnswer:
+    async def call(self, request: Mapping[str, JsonValue], answers: int = 1) -> Sequence[ModelAnswer]:
         """As `ModelBackend.call`."""
         ...
 
@@ -140,8 +140,8 @@ class TextModel(Protocol):
         """What `call` sends."""
         ...
 
-    async def call(self, request: Mapping[str, JsonValue]) -> ModelAnswer:
-        """As `ModelBackend.call`; the response is `{"text": ..., "finish_reason": ...}`."""
+    async def call(self, request: Mapping[str, JsonValue], answers: int = 1) -> Sequence[ModelAnswer]:
+        """As `ModelBackend.call`; each response is `{"text": ..., "finish_reason": ...}`."""
         ...
 
 

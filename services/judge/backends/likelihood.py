@@ -5,7 +5,7 @@ the log-probs of two words tell replies apart. One call per word, no sampling, s
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -45,15 +45,13 @@ class LikelihoodBackend:
             "words": cast("list[JsonValue]", list(self._prompt.words)),
         }
 
-    async def call(self, request: Mapping[str, JsonValue]) -> ModelAnswer:
-        """Word to log-prob in nats, at temperature 1, summed over the word's tokens."""
+    async def call(self, request: Mapping[str, JsonValue], answers: int = 1) -> Sequence[ModelAnswer]:
+        """Word to log-prob in nats, at temperature 1, summed over the word's tokens. One answer says it all."""
         prompt_ids = self._renderer.encode(str(request["text"]))
         words = cast("list[str]", request["words"])
         scored = await asyncio.gather(*(self._engine.score(prompt_ids, self._renderer.encode(word)) for word in words))
-        return ModelAnswer(
-            response={word: sum(tokens.logprobs) for word, tokens in zip(words, scored, strict=True)},
-            prompt_tokens=len(prompt_ids),
-        )
+        response = {word: sum(tokens.logprobs) for word, tokens in zip(words, scored, strict=True)}
+        return [ModelAnswer(cast("JsonValue", response), prompt_tokens=len(prompt_ids))]
 
     def interpret(self, response: JsonValue) -> Opinion:
         """The verdict of the likeliest word, or 0 when it leads another verdict's by less than the neutral margin."""

@@ -7,7 +7,14 @@ import aiohttp
 import orjson
 from pydantic import JsonValue, SecretStr
 
-from clawstream.errors import EngineBusy, EngineProtocolError, EngineRejected, EngineTimeout, EngineUnavailable
+from clawstream.errors import (
+    EngineBusy,
+    EngineProtocolError,
+    EngineRejected,
+    EngineTimeout,
+    EngineUnavailable,
+    EngineUnreachable,
+)
 from schemas.events import NextStateEvent
 from schemas.events.base import Message
 from schemas.judge_spec import JudgeSpec
@@ -20,7 +27,7 @@ _MAX_ERROR_CHARACTERS: Final = 300
 
 
 class OpenAIBackend:
-    """One `POST {base_url}/chat/completions` per vote. The API key is never logged and never part of an error."""
+    """`POST {base_url}/chat/completions`, with `n` for several votes. The API key is never logged, nor in an error."""
 
     def __init__(
         self, spec: JudgeSpec, prompt: PromptFile, *, base_url: str, api_key: SecretStr | None, timeout_seconds: float
@@ -45,23 +52,29 @@ class OpenAIBackend:
             "max_tokens": self._spec.max_new_tokens,
         }
 
-    async def call(self, request: Mapping[str, JsonValue]) -> ModelAnswer:
-        """Text and finish reason. Reasoning that the endpoint separates is left out: it holds no verdict."""
-        document = _object(await self._post(orjson.dumps(request)), "the answer")
+    async def call(self, request: Mapping[str, JsonValue], answers: int = 1) -> Sequence[ModelAnswer]:
+        """Text and finish reason of each choice. Reasoning that the endpoint separates is left out: it has no verdict.
+
+        A choice of another shape is passed over while there is a good one. Usage is told for all choices together.
+        """
+        body = request if answers == 1 else {**request, "n": answers}
+        document = _object(await self._post(orjson.dumps(body)), "the answer")
         choices: object = document.get("choices")
         if not isinstance(choices, list) or not choices:
             raise EngineProtocolError(f"judge at {self._url}: an answer without choices")
-        choice = _object(cast("list[object]", choices)[0], "choices[0]")
-        content: object = _object(choice.get("message"), "choices[0].message").get("content")
+        responses: list[JsonValue] = []
+        problem: EngineProtocolError | None = None
+        for number, choice in enumerate(cast("list[object]", choices)[:answers]):
+            try:
+                responses.append(_response(choice, number))
+            except EngineProtocolError as error:
+                problem = problem or error
+        if problem is not None and not responses:
+            raise problem
         usage = cast("dict[str, Any]", document.get("usage") or {})
-        return ModelAnswer(
-            response={
-                "text": content if isinstance(content, str) else "",
-                "finish_reason": str(choice.get("finish_reason")),
-            },
-            prompt_tokens=int(usage.get("prompt_tokens") or 0),
-            completion_tokens=int(usage.get("completion_tokens") or 0),
-        )
+        prompt_tokens = [int(usage.get("prompt_tokens") or 0), *([0] * (len(responses) - 1))]
+        completion_tokens = _shared_out(int(usage.get("completion_tokens") or 0), len(responses))
+        return [ModelAnswer(*each) for each in zip(responses, prompt_tokens, completion_tokens, strict=True)]
 
     def interpret(self, response: JsonValue) -> Opinion:
         """The boxed verdict."""
@@ -82,7 +95,7 @@ class OpenAIBackend:
         except TimeoutError as error:
             raise EngineTimeout(f"judge at {self._url}: no answer within {self._timeout_seconds} s") from error
         except aiohttp.ClientError as error:
-            raise EngineUnavailable(f"judge at {self._url}: {error}") from error
+            raise EngineUnreachable(f"judge at {self._url}: {error}") from error
         try:
             return orjson.loads(content)
         except orjson.JSONDecodeError as error:
@@ -119,6 +132,18 @@ def retry_after_seconds(header: str | None) -> float | None:
     if header is None or not header.strip().isdecimal():
         return None
     return float(header.strip())
+
+
+def _response(choice: object, number: int) -> JsonValue:
+    fields = _object(choice, f"choices[{number}]")
+    content: object = _object(fields.get("message"), f"choices[{number}].message").get("content")
+    return {"text": content if isinstance(content, str) else "", "finish_reason": str(fields.get("finish_reason"))}
+
+
+def _shared_out(total: int, among: int) -> list[int]:
+    """`among` numbers that differ by one at most and add up to `total`."""
+    least, more = divmod(total, among)
+    return [least + (number < more) for number in range(among)]
 
 
 def _object(value: object, what: str) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from services.judge.prompts import PromptFile
 
 
 class SglangBackend:
-    """Renders the prompt itself and samples one vote per call."""
+    """Renders the prompt itself; one call samples all votes."""
 
     def __init__(self, spec: JudgeSpec, prompt: PromptFile, engine: EnginePool, renderer: ChatRenderer) -> None:
         self._spec = spec
@@ -40,18 +40,14 @@ class SglangBackend:
             },
         }
 
-    async def call(self, request: Mapping[str, JsonValue]) -> ModelAnswer:
-        """Text and finish reason."""
-        text, meta = await self._engine.generate_text(
-            cast("list[int]", request["input_ids"]), cast("dict[str, Any]", request["sampling_params"])
+    async def call(self, request: Mapping[str, JsonValue], answers: int = 1) -> Sequence[ModelAnswer]:
+        """Text and finish reason of each. SGLang tells the tokens of each one."""
+        texts = await self._engine.generate_texts(
+            cast("list[int]", request["input_ids"]),
+            cast("dict[str, Any]", request["sampling_params"]),
+            answers=answers,
         )
-        finish: object = meta.get("finish_reason")
-        reason = cast("dict[str, Any]", finish).get("type") if isinstance(finish, dict) else finish
-        return ModelAnswer(
-            response={"text": text, "finish_reason": str(reason)},
-            prompt_tokens=_count(meta, "prompt_tokens"),
-            completion_tokens=_count(meta, "completion_tokens"),
-        )
+        return [_answer(text, meta) for text, meta in texts]
 
     def interpret(self, response: JsonValue) -> Opinion:
         """The boxed verdict."""
@@ -60,6 +56,16 @@ class SglangBackend:
     async def close(self) -> None:
         """Closes the engine clients."""
         await self._engine.close()
+
+
+def _answer(text: str, meta: Mapping[str, Any]) -> ModelAnswer:
+    finish: object = meta.get("finish_reason")
+    reason = cast("dict[str, Any]", finish).get("type") if isinstance(finish, dict) else finish
+    return ModelAnswer(
+        response={"text": text, "finish_reason": str(reason)},
+        prompt_tokens=_count(meta, "prompt_tokens"),
+        completion_tokens=_count(meta, "completion_tokens"),
+    )
 
 
 def _count(meta: Mapping[str, Any], name: str) -> int:

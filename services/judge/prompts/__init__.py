@@ -5,6 +5,7 @@ A `.txt` file is a prompt for boxed verdicts, a `.yaml` file one for verdict wor
 """
 
 import hashlib
+import re
 from dataclasses import dataclass
 from importlib import resources
 from typing import Final
@@ -16,6 +17,7 @@ from clawstream.errors import SettingsError
 from services.judge.evidence import Evidence
 
 _SUFFIXES: Final = (".txt", ".yaml")
+_PLACEHOLDER: Final = re.compile(r"\{(?:mark|request|answer|following)\}")
 
 
 class LikelihoodPrompt(BaseModel):
@@ -73,10 +75,4 @@ def filled(template: str, evidence: Evidence) -> str:
         "{answer}": evidence.answer,
         "{following}": evidence.following,
     }
-    parts: list[str] = []
-    rest = template
-    while rest:
-        start, placeholder = min(((rest.find(name), name) for name in values if name in rest), default=(len(rest), ""))
-        parts += [rest[:start], values.get(placeholder, "")]
-        rest = rest[start + len(placeholder) :]
-    return "".join(parts)
+    return _PLACEHOLDER.sub(lambda found: values[found[0]], template)

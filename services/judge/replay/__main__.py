@@ -1,6 +1,5 @@
 """Replays: run, report, list. `clawstream replay` runs `python -m services.judge.replay`."""
 
-import asyncio
 import os
 import re
 import sys
@@ -9,6 +8,7 @@ from typing import Annotated
 
 import orjson
 import typer
+import uvloop
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from clawstream.bus.interface import Bus
@@ -143,7 +143,7 @@ def run(
                         progress=show,
                     )
 
-            is_done = asyncio.run(judge())
+            is_done = uvloop.run(judge())
         if not is_done:
             errors.print("stopped before the end; the same command continues it")
             raise typer.Exit(EXIT_CODE_INCOMPLETE)

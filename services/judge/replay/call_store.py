@@ -5,6 +5,7 @@ another id, by next state, purpose, vote and model. So a replay that only adds v
 """
 
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +38,7 @@ class CallCosts:
     prompt_tokens: int
     completion_tokens: int
     seconds: float
-    """Of all calls one after another."""
+    """Of all answers one after another: each of one call counts the call's time."""
 
 
 class CallStore:
@@ -91,24 +92,27 @@ class CallStore:
             reader.close()
         return count
 
-    def add(self, event: LlmCallEvent) -> None:
-        """Takes a call in. The same id replaces: the ledger holds one answer for each."""
-        self._database.execute(
+    def add(self, events: Sequence[LlmCallEvent]) -> None:
+        """Takes calls in. The same id replaces: the ledger holds one answer for each."""
+        self._database.executemany(
             "INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                event.call_id,
-                event.next_state_id,
-                event.judge_spec_hash,
-                event.purpose,
-                event.vote,
-                event.model,
-                event.request_sha256,
-                event.prompt_tokens,
-                event.completion_tokens,
-                event.seconds,
-                event.called_at.timestamp(),
-                event.model_dump_json(),
-            ),
+            [
+                (
+                    event.call_id,
+                    event.next_state_id,
+                    event.judge_spec_hash,
+                    event.purpose,
+                    event.vote,
+                    event.model,
+                    event.request_sha256,
+                    event.prompt_tokens,
+                    event.completion_tokens,
+                    event.seconds,
+                    event.called_at.timestamp(),
+                    event.model_dump_json(),
+                )
+                for event in events
+            ],
         )
 
     def find(self, call_id: str, request_sha256: str) -> LlmCallEvent | None:
@@ -138,7 +142,7 @@ class CallStore:
         if record.value is None:
             return 0
         try:
-            self.add(decode_as(record, LlmCallEvent))
+            self.add([decode_as(record, LlmCallEvent)])
         except DecodeError:
             return 0
         return 1

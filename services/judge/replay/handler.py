@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from clawstream import ids
 from clawstream.bus.interface import OutgoingRecord, Record, TopicPartition
 from clawstream.bus.ranges import OffsetRange
-from clawstream.codec import encode
+from clawstream.codec import encode_fields
 from clawstream.errors import (
     BrokerUnavailable,
     DecodeError,
@@ -57,6 +57,7 @@ class ReplayHandler(JudgeHandler):
         self._plan = plan
         self._replay_ledger = ledger
         self._replay_logger = logger
+        self._shadow_topic = full_name(plan.namespace, SCORES_REPLAY)
         self._ranges: Mapping[TopicPartition, OffsetRange] = plan.ranges
         self.results: Counter[str] = Counter()
         """What became of the inputs of this process: `scored`, or the reason of a skip."""
@@ -85,16 +86,17 @@ class ReplayHandler(JudgeHandler):
         return await super().on_deadline(record, deadline_seconds)
 
     def begin(self, next_state: NextStateEvent) -> None:
-        self._replay_ledger.expect(next_state)
+        if self._judges.current.model is not None:
+            self._replay_ledger.expect(next_state)
 
     def outgoing(self, score: ScoreEvent, traceparent: str | None) -> OutgoingRecord:
         # A score is valid already, and a replay makes many.
-        event = ReplayScoreEvent.model_construct(**dict(score), replay_id=self._plan.replay_id)
-        return encode(
-            event,
-            topic=full_name(self._plan.namespace, SCORES_REPLAY),
-            key=event.session_id,
-            event_id=ids.derive("replay-score", event.replay_id, event.score_id),
-            source=f"replay/{self._plan.name}",
+        return encode_fields(
+            {**score.model_dump(mode="json"), "replay_id": self._plan.replay_id},
+            ReplayScoreEvent,
+            topic=self._shadow_topic,
+            key=score.session_id,
+            event_id=ids.derive("replay-score", self._plan.replay_id, score.score_id),
+            source=self._source,
             traceparent=traceparent,
         )

@@ -1,9 +1,10 @@
 """The judge's ledger for a replay: what the local store has is free, what it has not is paid once and written down."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from clawstream import ids
 from clawstream.bus.interface import Bus, TopicPartition
+from clawstream.errors import BusError
 from clawstream.log import Logger
 from schemas.events import LlmCallEvent, NextStateEvent
 from schemas.judge_spec import JudgeSpec
@@ -68,10 +69,11 @@ class ReplayLedger(Ledger):
         self.reused += found is not None
         return found
 
-    async def record(self, event: LlmCallEvent) -> LlmCallEvent:
-        recorded = await super().record(event)
-        self._store.add(recorded)
-        self.paid += 1
+    async def record(self, events: Sequence[LlmCallEvent]) -> list[LlmCallEvent | BusError]:
+        recorded = await super().record(events)
+        written = [event for event in recorded if isinstance(event, LlmCallEvent)]
+        self._store.add(written)
+        self.paid += len(written)
         return recorded
 
     async def read_back(self, inputs: Mapping[TopicPartition, int | None]) -> int:

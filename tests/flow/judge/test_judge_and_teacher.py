@@ -104,6 +104,8 @@ class StubJudge:
         self.answered: Counter[str] = Counter()
         self.asked: Counter[str] = Counter()
         self.answers_per_prompt: int | None = None
+        self.knows_n = False
+        """Whether a call may bring several answers; else it brings one, whatever it asks for."""
         self.keys: set[str] = set()
         self._changed = threading.Condition()
         stub = self
@@ -112,11 +114,13 @@ class StubJudge:
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 prompt = str(body["messages"][0]["content"])
-                if not stub.admit(prompt, self.headers.get("authorization", "")):
+                wanted = body.get("n", 1) if stub.knows_n else 1
+                answers = stub.admit(prompt, self.headers.get("authorization", ""), wanted)
+                if not answers:
                     return
                 text = HINT_ANSWER if "HINT_START" in prompt else r"\boxed{1}"
                 choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-                answer = json.dumps({"choices": [choice]}).encode()
+                answer = json.dumps({"choices": [choice] * answers}).encode()
                 try:
                     self.send_response(200)
                     self.send_header("content-length", str(len(answer)))
@@ -133,16 +137,18 @@ class StubJudge:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
 
-    def admit(self, prompt: str, authorization: str) -> bool:
-        """True when this call is to be answered; False when it was kept until `stop_holding` and its client is gone."""
+    def admit(self, prompt: str, authorization: str, wanted: int) -> int:
+        """How many answers this call is to get; 0 when it was kept until `stop_holding` and its client is gone."""
         with self._changed:
             self.keys.add(authorization)
             self.asked[prompt] += 1
             if self.answers_per_prompt is not None and self.answered[prompt] >= self.answers_per_prompt:
                 self._changed.wait_for(lambda: self.answers_per_prompt is None)
-                return False
-            self.answered[prompt] += 1
-            return True
+                return 0
+            most = self.answers_per_prompt
+            answers = wanted if most is None else min(wanted, most - self.answered[prompt])
+            self.answered[prompt] += answers
+            return answers
 
     def stop_holding(self) -> None:
         with self._changed:
@@ -159,7 +165,7 @@ def stub() -> Iterator[StubJudge]:
     made.server.server_close()
 
 
-@pytest.mark.parametrize("hints", ["none", "judge"])
+@pytest.mark.parametrize(("hints", "knows_n"), [("none", False), ("judge", False), ("judge", True)])
 def test_a_killed_judge_does_not_pay_twice(
     log: JudgedLog,
     broker: str,
@@ -167,6 +173,7 @@ def test_a_killed_judge_does_not_pay_twice(
     stub: StubJudge,
     start_service: Callable[..., ServiceProcess],
     hints: str,
+    knows_n: bool,
 ) -> None:
     toml = f"""\
 [kafka]
@@ -180,7 +187,8 @@ model = {{ urls = ["{stub.url}"], api_key_environment = "FLOW_KEY" }}
     environment = {"FLOW_KEY": KEY}
     turns = 8
     prompts = turns * (2 if hints == "judge" else 1)  # A verdict prompt and a hint prompt for every turn.
-    stub.answers_per_prompt = 2
+    stub.answers_per_prompt, stub.knows_n = 2, knows_n
+    calls = 2 if knows_n else 3  # For the three votes of a prompt: two come together, or each by itself.
     judge = start_service("judge", toml, environment)
     log.converse(dict.fromkeys(range(turns), "thanks"))
 
@@ -188,7 +196,7 @@ model = {{ urls = ["{stub.url}"], api_key_environment = "FLOW_KEY" }}
         return log.events(topics.LLM_CALLS, LlmCallEvent)
 
     wait_for(lambda: len(ledger()) == 2 * prompts, "two of three votes of each input are in the ledger", judge)
-    wait_for(lambda: stub.asked.total() == 3 * prompts, "the third votes are being asked for", judge)
+    wait_for(lambda: stub.asked.total() == calls * prompts, "the third votes are being asked for", judge)
     assert log.scores() == []
     judge.kill()
     stub.stop_holding()
@@ -200,7 +208,7 @@ model = {{ urls = ["{stub.url}"], api_key_environment = "FLOW_KEY" }}
     # What was answered before the crash was not asked for again; only the third vote, which never was, is.
     assert set(stub.answered.values()) == {3}
     assert len(stub.answered) == prompts
-    assert stub.asked.total() == 4 * prompts
+    assert stub.asked.total() == (calls + 1) * prompts
     assert Counter(score.turn_id for score in log.scores()) == {f"turn-{number}": 1 for number in range(turns)}
     for score in log.scores():
         assert [vote.verdict for vote in score.votes] == [1, 1, 1]

@@ -7,6 +7,7 @@ import httpx
 import pytest
 from transformers import AutoTokenizer
 
+from clawstream.engine.client import HttpEngineClient
 from tests.unit.engine.conftest import EngineStarter, ModelMaker, request_body
 from tests.unit.engine.reference import output_logprobs
 
@@ -159,6 +160,54 @@ async def test_a_client_that_goes_away_frees_its_slot(
     assert len(answer["output_ids"]) == 40
 
 
+async def test_several_answers_come_as_a_list_each_with_its_own_tokens_and_name(
+    start_engine: EngineStarter, make_model: ModelMaker
+) -> None:
+    engine = await start_engine(make_model("llama", 1), max_slots=2, weight_version="4")
+    free = {"temperature": 1.0, "max_new_tokens": 20, "ignore_eos": True}
+    answers: Any = await engine.generate(PROMPT, **free, n=5, rid="mine")
+    assert len({tuple(answer["output_ids"]) for answer in answers}) == 5, "sampled independently"
+    assert len({answer["meta_info"]["id"] for answer in answers}) == 5
+    for answer in answers:
+        assert (answer["meta_info"]["prompt_tokens"], answer["meta_info"]["completion_tokens"]) == (len(PROMPT), 20)
+        assert len(output_logprobs(answer)) == 20
+        assert answer["meta_info"]["weight_versions"] == [{"version": "4", "start": 0, "end": 20}]
+    seeded: Any = await engine.generate(PROMPT, **SEEDED, n=3)
+    alone = await engine.generate(PROMPT, **SEEDED)
+    assert [answer["output_ids"] for answer in seeded] == [alone["output_ids"]] * 3
+    assert engine.engine.num_in_flight == 0
+    body = request_body(PROMPT, free | {"n": 2})
+    refused = await engine.client.post("/generate", json=body | {"stream": True})
+    assert refused.status_code == 400
+    assert "sampling_params.n must be 1 with stream" in refused.json()["error"]["message"]
+
+
+async def test_several_answers_are_aborted_left_and_counted_together(
+    start_engine: EngineStarter, make_model: ModelMaker
+) -> None:
+    engine = await start_engine(make_model("llama", 1), max_slots=2, max_queued_requests=2)
+    three = asyncio.create_task(engine.generate(PROMPT, rid="three", n=3, **ENDLESS))
+    await engine.until(lambda: engine.engine.num_in_flight == 3)
+    full = await engine.client.post("/generate", json=request_body(PROMPT, ENDLESS | {"n": 2}))
+    never = await engine.client.post("/generate", json=request_body(PROMPT, ENDLESS | {"n": 5}))
+    assert (full.status_code, never.status_code) == (503, 400)
+    assert "places for 4 answers" in never.json()["error"]["message"]
+    await engine.post("/abort_request", rid="three")
+    answers: Any = await three
+    assert [answer["meta_info"]["finish_reason"]["type"] for answer in answers] == ["abort"] * 3
+
+    async def ask() -> None:
+        async with httpx.AsyncClient(base_url=engine.client.base_url, timeout=60) as leaving:
+            await leaving.post("/generate", json=request_body(PROMPT, ENDLESS | {"n": 3}))
+
+    asking = asyncio.create_task(ask())
+    await engine.until(lambda: engine.engine.worker.num_requests == 3)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    await engine.until(lambda: engine.engine.worker.num_requests == 0)
+    assert engine.engine.num_in_flight == 0
+
+
 async def test_more_requests_than_slots_queue_and_all_are_answered(
     start_engine: EngineStarter, make_model: ModelMaker
 ) -> None:
@@ -200,7 +249,8 @@ async def test_a_full_queue_refuses_with_503_and_works_again_later(
         ({"input_ids": [5], "sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
         ({"input_ids": [5], "sampling_params": {"top_k": 0}}, "top_k"),
         ({"input_ids": [5], "sampling_params": {"json_schema": "{}"}}, "sampling_params.json_schema"),
-        ({"input_ids": [5], "sampling_params": {"n": 2}}, "sampling_params.n"),
+        ({"input_ids": [5], "sampling_params": {"n": 0}}, "sampling_params.n"),
+        ({"input_ids": [5], "sampling_params": {"n": 129}}, "sampling_params.n"),
         ({"input_ids": [5], "return_logprobs": True}, "return_logprobs"),
         ({"input_ids": "5"}, "input_ids"),
     ],
@@ -265,3 +315,15 @@ async def test_text_prompts_models_and_server_information(start_engine: EngineSt
     assert (await engine.client.get("/server_info")).json()["status"] == "ready"
     assert (await engine.client.get("/health")).status_code == 200
     assert (await engine.client.get("/health_generate")).status_code == 200
+
+
+async def test_the_client_takes_several_answers_and_one(start_engine: EngineStarter, make_model: ModelMaker) -> None:
+    engine = await start_engine(make_model("llama", 1))
+    client = HttpEngineClient("one", str(engine.client.base_url))
+    sampling = {"temperature": 1.0, "max_new_tokens": 12, "ignore_eos": True}
+    three = await client.generate_texts(PROMPT, sampling, answers=3)
+    one = await client.generate_texts(PROMPT, sampling)
+    await client.close()
+    assert (len(three), len(one)) == (3, 1)
+    assert len({text for text, _ in three}) == 3
+    assert [meta["completion_tokens"] for _, meta in three + one] == [12] * 4

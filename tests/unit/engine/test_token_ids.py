@@ -68,7 +68,7 @@ async def test_every_way_to_the_engine_is_guarded(engine: StubEngine) -> None:
     with pytest.raises(TokenIdRefused):
         await anext(client.generate(GenerationRequest("r", [1], {"logit_bias": {str(SIZE): 1}})))
     with pytest.raises(TokenIdRefused):
-        await client.generate_text([SIZE], {})
+        await client.generate_texts([SIZE], {})
     with pytest.raises(TokenIdRefused):
         await client.score([1], [SIZE])
     with pytest.raises(TokenIdRefused):

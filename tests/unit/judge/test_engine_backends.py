@@ -51,14 +51,14 @@ class ScriptedEngine:
         total = self.likes.get(word, -float(len(word)))
         return ScoredTokens(list(response_ids), [total / len(word)] * len(word), None, None, None)
 
-    async def generate_text(
-        self, input_ids: Sequence[int], sampling_parameters: Mapping[str, Any]
-    ) -> tuple[str, Mapping[str, Any]]:
+    async def generate_texts(
+        self, input_ids: Sequence[int], sampling_parameters: Mapping[str, Any], *, answers: int = 1
+    ) -> list[tuple[str, Mapping[str, Any]]]:
         if self.is_down:
             raise EngineUnavailable("down")
         self.prompts.append("".join(map(chr, input_ids)))
         self.sampling = sampling_parameters
-        return self.text, self.meta
+        return [(self.text, self.meta)] * answers
 
     async def close(self) -> None:
         self.closed = True
@@ -76,7 +76,7 @@ LIKELIHOOD = JudgeSpec(backend="likelihood", model="small", votes=1)
 async def likelihood(prompt: LikelihoodPrompt, **likes: float) -> Opinion:
     engine = ScriptedEngine({f" {word}": nats for word, nats in likes.items()})
     backend = LikelihoodBackend(LIKELIHOOD, prompt, pool(engine), RENDERER)
-    answer = await backend.call(backend.prepare(reply("Thanks")))
+    (answer,) = await backend.call(backend.prepare(reply("Thanks")))
     assert set(engine.prompts) == {"user: Thanks\nSatisfied:"}
     return backend.interpret(answer.response)
 
@@ -102,7 +102,7 @@ async def test_several_words_for_one_verdict_do_not_compete_with_each_other() ->
     two = LikelihoodPrompt(words={" yes": 1, " sure": 1, " no": -1}, text="{following}", neutral_within_nats=0.5)
     engine = ScriptedEngine({" yes": -1.0, " sure": -1.1, " no": -2.0})
     backend = LikelihoodBackend(LIKELIHOOD, two, pool(engine), RENDERER)
-    answer = await backend.call(backend.prepare(reply("Thanks")))
+    (answer,) = await backend.call(backend.prepare(reply("Thanks")))
     assert backend.interpret(answer.response) == Opinion(verdict=1)
 
 
@@ -128,18 +128,33 @@ async def test_an_engine_writes_and_the_boxed_verdict_counts() -> None:
     spec = JudgeSpec(backend="sglang", model="big", temperature=0.6, max_new_tokens=77)
     prompt = PromptFile(name="p", text="Judge: {answer} | {following}", sha256="")
     backend = SglangBackend(spec, prompt, pool(engine), RENDERER)
-    answer = await backend.call(backend.prepare(reply("No.")))
+    (answer,) = await backend.call(backend.prepare(reply("No.")))
     assert backend.interpret(answer.response) == Opinion(verdict=-1)
     assert (answer.prompt_tokens, answer.completion_tokens) == (12, 5)
     assert engine.prompts == ["[Judge: assistant: Canberra. | user: No.]"]
     assert engine.sampling == {"temperature": 0.6, "max_new_tokens": 77, "stop_token_ids": [0]}
 
 
+async def test_one_call_to_an_engine_samples_all_votes() -> None:
+    engine = ScriptedEngine(text=r"\boxed{1}", meta={"prompt_tokens": 12, "completion_tokens": 5})
+    spec = JudgeSpec(backend="sglang", model="big")
+    backend = SglangBackend(spec, PromptFile(name="p", text="{answer}", sha256=""), pool(engine), RENDERER)
+    answers = await backend.call(backend.prepare(reply("No.")), 3)
+    assert len(engine.prompts) == 1
+    assert [backend.interpret(answer.response) for answer in answers] == [Opinion(verdict=1)] * 3
+    assert [(answer.prompt_tokens, answer.completion_tokens) for answer in answers] == [(12, 5)] * 3
+
+
+async def test_likelihood_says_it_once() -> None:
+    backend = LikelihoodBackend(LIKELIHOOD, PROMPT, pool(ScriptedEngine({" yes": -0.5})), RENDERER)
+    assert len(await backend.call(backend.prepare(reply("Thanks")), 3)) == 1
+
+
 async def test_a_generation_that_was_cut_off_abstains() -> None:
     engine = ScriptedEngine(text=r"\boxed{1}", meta={"finish_reason": {"type": "length", "length": 77}})
     spec = JudgeSpec(backend="sglang", model="big")
     backend = SglangBackend(spec, PromptFile(name="p", text="{answer}", sha256=""), pool(engine), RENDERER)
-    answer = await backend.call(backend.prepare(reply("No.")))
+    (answer,) = await backend.call(backend.prepare(reply("No.")))
     assert backend.interpret(answer.response) == Opinion(abstention=Abstention.TRUNCATED)
 
 

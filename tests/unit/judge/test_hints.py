@@ -87,7 +87,7 @@ class EchoingModel:
     def request(self, messages: list[Message]) -> Mapping[str, JsonValue]:
         return {"prompt": str(messages[0]["content"])}
 
-    async def call(self, request: Mapping[str, JsonValue]) -> ModelAnswer:
+    async def call(self, request: Mapping[str, JsonValue], answers: int = 1) -> list[ModelAnswer]:
         prompt = str(request["prompt"])
         purpose = "verdict" if prompt.startswith("VERDICT") else "hint"
         self.calls[purpose] += 1
@@ -96,7 +96,7 @@ class EchoingModel:
         # Quoting the instructions too would quote their own example of the form, which no judge that thinks does.
         quoted = prompt if purpose == "verdict" else prompt.partition("END OF THE EVIDENCE")[0]
         self.text = f"{quoted}\n{self.verdict if purpose == 'verdict' else self.hint}"
-        return ModelAnswer({"text": self.text, "finish_reason": "stop"})
+        return [ModelAnswer({"text": self.text, "finish_reason": "stop"})]
 
     def interpret(self, response: JsonValue) -> Opinion:
         return interpret_generation(response)

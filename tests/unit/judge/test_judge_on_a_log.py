@@ -34,6 +34,7 @@ from services.teacher.settings import TeacherSettings
 from services.teacher.signals import SignalMaker
 from tests.fixtures.buses import read_all
 from tests.fixtures.judged_log import JudgedLog, next_state_of, turn_event
+from tests.unit.judge.test_answers import SeveralBackend
 from tests.unit.judge.test_judging import ScriptedBackend
 
 RULES = JudgeSpec(backend="rules", rules=[("thanks", 1), ("no", -1)])
@@ -81,6 +82,7 @@ async def judging(
     *,
     max_timeouts: int = 3,
     max_concurrent_calls: int = 16,
+    several_answers: bool = False,
     metrics: Metrics | None = None,
     settings: WorkerSettings = WORKER,
 ) -> AsyncGenerator[None]:
@@ -90,7 +92,13 @@ async def judging(
     writer = LedgerWriter(log.bus.producer, flush_timeout_seconds=60.0, on_failure=lambda: None)
     ledger = Ledger(log.bus, writer, namespace="clawstream", source="judge/tests", logger=logger)
     policy = RetryPolicy(attempts=1, first_delay_seconds=0.01, longest_delay_seconds=0.01)
-    caller = ModelCaller(policy, max_concurrent_calls=max_concurrent_calls, clock=clock, metrics=metrics)
+    caller = ModelCaller(
+        policy,
+        max_concurrent_calls=max_concurrent_calls,
+        clock=clock,
+        metrics=metrics,
+        several_answers=several_answers,
+    )
     handler = JudgeHandler(
         ActiveJudges(spec, lambda _: backend, logger=logger),
         Judging(ledger, caller, clock=clock, metrics=metrics),
@@ -281,11 +289,11 @@ async def test_a_model_that_never_answers_ends_as_a_failed_score(log: JudgedLog)
 class HangingBackend(ScriptedBackend):
     """The first two votes are answered, everything later hangs."""
 
-    async def call(self, request):  # type: ignore[no-untyped-def] - as the base class
+    async def call(self, request, answers=1):  # type: ignore[no-untyped-def] - as the base class
         if self.calls >= 2:
             self.calls += 1
             await asyncio.Event().wait()
-        return await super().call(request)
+        return await super().call(request, answers)
 
 
 async def test_at_the_deadline_the_votes_that_arrived_count(log: JudgedLog) -> None:
@@ -301,9 +309,9 @@ async def test_at_the_deadline_the_votes_that_arrived_count(log: JudgedLog) -> N
 class SlowBackend(ScriptedBackend):
     """Answers after a while."""
 
-    async def call(self, request):  # type: ignore[no-untyped-def] - as the base class
+    async def call(self, request, answers=1):  # type: ignore[no-untyped-def] - as the base class
         await asyncio.sleep(0.05)
-        return await super().call(request)
+        return await super().call(request, answers)
 
 
 async def test_a_backlog_at_a_slow_model_makes_late_scores_and_no_failed_ones(log: JudgedLog) -> None:
@@ -344,6 +352,24 @@ async def test_a_crash_between_call_and_commit_does_not_repeat_the_call(log: Jud
     assert b"clawstream_ledger_hits_total 2.0" in metrics.exposition()
     calls = log.events(topics.LLM_CALLS, LlmCallEvent)
     assert len({call.call_id for call in calls}) == len(calls) == 30
+
+
+async def test_a_crash_between_several_answers_and_commit_repeats_the_missing_votes_alone(log: JudgedLog) -> None:
+    log.converse({1: "thanks"})
+    hanging = HangingBackend(r"\boxed{-1}")
+    async with judging(log, MODEL, hanging):
+        await until(lambda: len(log.events(topics.LLM_CALLS, LlmCallEvent)) == 2)
+    several = SeveralBackend([r"\boxed{1}"] * 3)
+    async with judging(log, MODEL, several, several_answers=True):
+        await until(lambda: len(log.scores()) == 1)
+    assert several.asked == [1]
+    assert [vote.verdict for vote in log.scores()[0].votes] == [-1, -1, 1]
+    log.converse({6: "thanks"})
+    async with judging(log, MODEL, several, several_answers=True):
+        await until(lambda: len(log.scores()) == 2)
+    assert several.asked == [1, 3]
+    calls = log.events(topics.LLM_CALLS, LlmCallEvent)
+    assert len({call.call_id for call in calls}) == len(calls) == 6
 
 
 class StrangeJudge:

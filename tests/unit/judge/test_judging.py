@@ -1,7 +1,7 @@
 """Judging: votes by models through the ledger, explicit evidence without either."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from clawstream import ids
 from clawstream.clock import ManualClock
 from clawstream.errors import (
     BrokerUnavailable,
+    BusError,
     EngineBusy,
     EngineProtocolError,
     EngineRejected,
@@ -35,7 +36,7 @@ TIMEOUT = EngineTimeout("silent")
 
 
 class ScriptedBackend:
-    """Gives or raises one thing per call, in order; the last one for ever."""
+    """Gives or raises one thing per call, in order; the last one for ever. One answer, however many are wanted."""
 
     def __init__(self, *script: str | Exception) -> None:
         self._script = list(script)
@@ -46,7 +47,7 @@ class ScriptedBackend:
     def prepare(self, next_state: NextStateEvent) -> Mapping[str, JsonValue]:
         return {"messages": [str(message["content"]) for message in next_state.following_messages]}
 
-    async def call(self, request: Mapping[str, JsonValue]) -> ModelAnswer:
+    async def call(self, request: Mapping[str, JsonValue], answers: int = 1) -> Sequence[ModelAnswer]:
         step = self._script[min(self.calls, len(self._script) - 1)]
         self.calls += 1
         self._now += 1
@@ -55,7 +56,7 @@ class ScriptedBackend:
         self._now -= 1
         if isinstance(step, Exception):
             raise step
-        return ModelAnswer({"text": step, "finish_reason": "stop"}, prompt_tokens=5, completion_tokens=2)
+        return [ModelAnswer({"text": step, "finish_reason": "stop"}, prompt_tokens=5, completion_tokens=2)]
 
     def interpret(self, response: JsonValue) -> Opinion:
         return interpret_generation(response)
@@ -79,13 +80,17 @@ class MemoryLedger:
     def is_written(self, call_id: str) -> bool:
         return call_id in self.written
 
-    async def record(self, event: LlmCallEvent) -> LlmCallEvent:
-        self.entries[event.call_id] = event
-        if self.failures:
-            self.failures -= 1
-            raise BrokerUnavailable("away")
-        self.written.append(event.call_id)
-        return event
+    async def record(self, events: Sequence[LlmCallEvent]) -> list[LlmCallEvent | BusError]:
+        results: list[LlmCallEvent | BusError] = []
+        for event in events:
+            self.entries[event.call_id] = event
+            if self.failures:
+                self.failures -= 1
+                results.append(BrokerUnavailable("away"))
+            else:
+                self.written.append(event.call_id)
+                results.append(event)
+        return results
 
 
 class Sleeps:
@@ -99,19 +104,27 @@ class Sleeps:
 
 
 class Setting:
-    """A judge with everything around it scripted."""
+    """A judge with everything around it scripted. One call per vote, unless `several_answers`."""
 
-    def __init__(self, *script: str | Exception, attempts: int = 1, max_concurrent_calls: int = 8) -> None:
+    def __init__(
+        self,
+        *script: str | Exception,
+        attempts: int = 1,
+        max_concurrent_calls: int = 8,
+        several_answers: bool = False,
+        clock: ManualClock | None = None,
+    ) -> None:
         self.backend = ScriptedBackend(*script)
         self.ledger = MemoryLedger()
         self.sleeps = Sleeps()
         self.metrics = Metrics()
-        clock = ManualClock()
+        clock = clock or ManualClock()
         caller = ModelCaller(
             RetryPolicy(attempts=attempts, first_delay_seconds=1.0, longest_delay_seconds=3.0),
             max_concurrent_calls=max_concurrent_calls,
             clock=clock,
             metrics=self.metrics,
+            several_answers=several_answers,
             uniform=lambda low, high: high,
             sleep=self.sleeps,
         )

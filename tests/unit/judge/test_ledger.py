@@ -66,17 +66,20 @@ def writer_of(producer: BatchProducer) -> Iterator[LedgerWriter]:
         writer.close()
 
 
-async def test_an_entry_that_is_too_large_is_refused_alone() -> None:
+@pytest.mark.parametrize("together", [True, False])
+async def test_an_entry_that_is_too_large_is_refused_alone(together: bool) -> None:
     producer = BatchProducer()
     values = [b"a", b"too large", b"b", b"refused at once", b"too large", b"c"]
     with writer_of(producer) as writer:
         producer.may_flush.clear()
-        first = asyncio.create_task(writer.write(OutgoingRecord("t", b"k", b"first")))
-        writes = [asyncio.create_task(writer.write(OutgoingRecord("t", b"k", value))) for value in values]
+        first = asyncio.create_task(writer.write([OutgoingRecord("t", b"k", b"first")]))
+        records = [OutgoingRecord("t", b"k", value) for value in values]
+        groups = [records[:1], records[1:4], records[4:]] if together else [[record] for record in records]
+        writes = [asyncio.create_task(writer.write(group)) for group in groups]
         await asyncio.sleep(0)  # All are queued: the writer takes those behind the first as one batch.
         producer.may_flush.set()
-        await first
-        results = await asyncio.gather(*writes, return_exceptions=True)
+        assert await first == [None]
+        results = [result for group in await asyncio.gather(*writes) for result in group]
     assert [type(result) for result in results] == [
         type(None),
         RecordRejected,
@@ -105,9 +108,10 @@ class ForeignRefusal(BatchProducer):
 
 async def test_a_refusal_of_what_nobody_waits_for_is_an_outage_and_breaks_nothing() -> None:
     with writer_of(ForeignRefusal()) as writer:
-        with pytest.raises(BrokerUnavailable, match="a record that nobody waits for"):
-            await writer.write(OutgoingRecord("t", b"k", b"v"))
-        await writer.write(OutgoingRecord("t", b"k", b"v"))
+        (failure,) = await writer.write([OutgoingRecord("t", b"k", b"v")])
+        assert isinstance(failure, BrokerUnavailable)
+        assert "a record that nobody waits for" in str(failure)
+        assert await writer.write([OutgoingRecord("t", b"k", b"v")]) == [None]
         assert writer.failure is None
 
 
@@ -121,9 +125,11 @@ async def test_what_is_fatal_for_a_producer_is_an_outage_for_an_entry() -> None:
         return producers[-1]
 
     writer = LedgerWriter(make, flush_timeout_seconds=60.0, on_failure=lambda: None)
-    with pytest.raises(BrokerUnavailable, match="no producer today"):
-        await writer.write(OutgoingRecord("t", b"k", b"v"))
-    await writer.write(OutgoingRecord("t", b"k", b"v"))
+    failures = await writer.write([OutgoingRecord("t", b"k", b"v"), OutgoingRecord("t", b"k", b"w")])
+    assert [(type(failure), "no producer today" in str(failure)) for failure in failures] == [
+        (BrokerUnavailable, True)
+    ] * 2
+    assert await writer.write([OutgoingRecord("t", b"k", b"v")]) == [None]
     await asyncio.to_thread(writer.close)
     assert [record.value for record in producers[1].written] == [b"v"]
     assert producers[1].closed
@@ -138,15 +144,17 @@ async def test_a_broken_writer_tells_everybody_and_ends_the_process() -> None:
         raise ZeroDivisionError("a bug")
 
     writer = LedgerWriter(make, flush_timeout_seconds=60.0, on_failure=told.set)
-    writes = [asyncio.create_task(writer.write(OutgoingRecord("t", b"k", b"v"))) for _ in range(3)]
+    records = [OutgoingRecord("t", b"k", b"v")] * 2
+    writes = [asyncio.create_task(writer.write(records)) for _ in range(3)]
     await asyncio.sleep(0)
     may_fail.set()
-    results = await asyncio.gather(*writes, return_exceptions=True)
-    assert [type(result) for result in results] == [FatalBusError] * 3
+    results = [result for group in await asyncio.gather(*writes) for result in group]
+    assert [type(result) for result in results] == [FatalBusError] * 6
     assert await asyncio.to_thread(told.wait, 60)
     assert writer.failure is not None
-    with pytest.raises(FatalBusError, match="ZeroDivisionError: a bug"):
-        await writer.write(OutgoingRecord("t", b"k", b"late"))
+    (late,) = await writer.write([OutgoingRecord("t", b"k", b"late")])
+    assert isinstance(late, FatalBusError)
+    assert "ZeroDivisionError: a bug" in str(late)
     await asyncio.to_thread(writer.close)
 
 
@@ -176,16 +184,15 @@ def call(number: int, response: str = "fine") -> LlmCallEvent:
 async def test_an_answer_that_is_too_large_leaves_an_entry_without_it(log: JudgedLog) -> None:
     writer = LedgerWriter(log.bus.producer, flush_timeout_seconds=60.0, on_failure=lambda: None)
     ledger = Ledger(log.bus, writer, namespace="clawstream", source="judge/tests", logger=get_logger())
-    kept = await ledger.record(call(1, "x" * 3_000_000))
+    kept, other = await ledger.record([call(1, "x" * 3_000_000), call(2)])
+    assert isinstance(kept, LlmCallEvent)
     assert kept.response is None
     assert ledger.find("call-1", "0" * 64) == kept
     assert ledger.is_written("call-1")
-    assert (await ledger.record(call(2))).response == {"text": "fine", "finish_reason": "stop"}
+    assert other == call(2)
     await asyncio.to_thread(writer.close)
-    assert [event.response for event in log.events(topics.LLM_CALLS, LlmCallEvent)] == [
-        None,
-        {"text": "fine", "finish_reason": "stop"},
-    ]
+    written = {event.call_id: event.response for event in log.events(topics.LLM_CALLS, LlmCallEvent)}
+    assert written == {"call-1": None, "call-2": {"text": "fine", "finish_reason": "stop"}}
 
 
 class SilentReader:

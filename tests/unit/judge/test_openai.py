@@ -70,7 +70,7 @@ async def backend(endpoint: tuple[StubEndpoint, str]) -> AsyncIterator[OpenAIBac
 async def test_a_vote_is_one_chat_completion(endpoint: tuple[StubEndpoint, str], backend: OpenAIBackend) -> None:
     stub, _ = endpoint
     stub.says(r"The user is glad. \boxed{1}")
-    answer = await backend.call(backend.prepare(reply("Thanks, exactly.")))
+    (answer,) = await backend.call(backend.prepare(reply("Thanks, exactly.")))
     assert backend.interpret(answer.response) == Opinion(verdict=1)
     assert (answer.prompt_tokens, answer.completion_tokens) == (31, 7)
     ((authorization, body),) = stub.requests
@@ -85,17 +85,63 @@ async def test_a_vote_is_one_chat_completion(endpoint: tuple[StubEndpoint, str],
         assert part in message["content"]
 
 
+async def test_several_votes_are_one_chat_completion_and_usage_adds_up(
+    endpoint: tuple[StubEndpoint, str], backend: OpenAIBackend
+) -> None:
+    stub, _ = endpoint
+    texts = [r"\boxed{1}", r"\boxed{-1}", "?"]
+    stub.body = {
+        "choices": [
+            {"index": number, "message": {"content": text}, "finish_reason": "stop" if number else "length"}
+            for number, text in enumerate(texts)
+        ],
+        "usage": {"prompt_tokens": 31, "completion_tokens": 20},
+    }
+    answers = await backend.call(backend.prepare(reply("Thanks")), 3)
+    ((_, body),) = stub.requests
+    assert body["n"] == 3
+    assert {name: value for name, value in body.items() if name != "n"} == backend.prepare(reply("Thanks"))
+    assert [backend.interpret(answer.response) for answer in answers] == [
+        Opinion(abstention=Abstention.TRUNCATED),
+        Opinion(verdict=-1),
+        Opinion(abstention=Abstention.UNPARSABLE),
+    ]
+    assert [(answer.prompt_tokens, answer.completion_tokens) for answer in answers] == [(31, 7), (0, 7), (0, 6)]
+
+
+async def test_one_vote_asks_as_it_always_did(endpoint: tuple[StubEndpoint, str], backend: OpenAIBackend) -> None:
+    stub, _ = endpoint
+    stub.says(r"\boxed{1}")
+    await backend.call(backend.prepare(reply("Thanks")), 1)
+    ((_, body),) = stub.requests
+    assert "n" not in body, "some endpoints refuse even n = 1"
+
+
+async def test_fewer_more_and_broken_choices(endpoint: tuple[StubEndpoint, str], backend: OpenAIBackend) -> None:
+    stub, _ = endpoint
+    good = {"message": {"content": r"\boxed{1}"}, "finish_reason": "stop"}
+    for choices, expected in (([good], 1), ([good] * 5, 3), ([7, good, {}], 1)):
+        stub.body = {"choices": choices, "usage": {"prompt_tokens": 9, "completion_tokens": 4}}
+        answers = await backend.call(backend.prepare(reply("Thanks")), 3)
+        assert len(answers) == expected
+        assert sum(answer.prompt_tokens for answer in answers) == 9
+        assert sum(answer.completion_tokens for answer in answers) == 4
+    stub.body = {"choices": [7, {}]}
+    with pytest.raises(EngineProtocolError, match=r"choices\[0\]"):
+        await backend.call(backend.prepare(reply("Thanks")), 3)
+
+
 async def test_an_answer_that_was_cut_off_has_no_verdict(
     endpoint: tuple[StubEndpoint, str], backend: OpenAIBackend
 ) -> None:
     endpoint[0].says(r"\boxed{1}", finish_reason="length")
-    answer = await backend.call(backend.prepare(reply("Thanks")))
+    (answer,) = await backend.call(backend.prepare(reply("Thanks")))
     assert backend.interpret(answer.response) == Opinion(abstention=Abstention.TRUNCATED)
 
 
 async def test_an_empty_answer_abstains(endpoint: tuple[StubEndpoint, str], backend: OpenAIBackend) -> None:
     endpoint[0].says(None)
-    answer = await backend.call(backend.prepare(reply("Thanks")))
+    (answer,) = await backend.call(backend.prepare(reply("Thanks")))
     assert backend.interpret(answer.response) == Opinion(abstention=Abstention.UNPARSABLE)
 
 

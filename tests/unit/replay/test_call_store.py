@@ -63,8 +63,7 @@ def test_the_fold_goes_on_where_it_was_and_costs_are_told_by_spec(log: JudgedLog
 
 def test_another_spec_finds_the_same_request_to_the_same_model_only(tmp_path: Path) -> None:
     store = CallStore(tmp_path / "calls.sqlite")
-    store.add(call(0))
-    store.add(call(1))
+    store.add([call(0), call(1)])
 
     def same(vote: int, **values: str) -> str | None:
         wanted = {"next_state_id": "n", "purpose": "verdict", "model": "m", "request_sha256": "a" * 64, **values}
