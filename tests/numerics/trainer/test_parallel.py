@@ -17,8 +17,9 @@ from services.trainer.checkpoint import CheckpointStore
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.policy import PolicySnapshot, PolicyTrainer
 from services.trainer.sample import StepResult
-from tests.unit.trainer.parallel_worker import LORA, LOSSES, RATE, REWARDS, samples, step_of, taught
-from tests.unit.trainer.tiny_models import ARCHITECTURES, random_samples
+from tests.fixtures.training_samples import random_samples
+from tests.numerics.trainer.parallel_worker import LORA, LOSSES, RATE, REWARDS, samples, step_of, taught
+from tests.numerics.trainer.tiny_models import ARCHITECTURES
 
 pytestmark = pytest.mark.slow
 

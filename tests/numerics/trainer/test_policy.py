@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from services.trainer.policy import PolicySnapshot, PolicyTrainer
 from services.trainer.sample import TrainingSample, UnchangedReason
-from tests.unit.trainer.conftest import assert_other_weights, assert_same_weights, masked, replace_sample
-from tests.unit.trainer.tiny_models import VOCABULARY_SIZE, random_samples
+from tests.fixtures.training_samples import VOCABULARY_SIZE, masked, random_samples, replace_sample
+from tests.numerics.trainer.conftest import assert_other_weights, assert_same_weights
 
 NewPolicy = Callable[..., PolicyTrainer]
 RATE = 1e-3

@@ -28,7 +28,8 @@ from services.trainer.own_teacher import OwnTeacherOptions
 from services.trainer.policy import PolicyTrainer
 from services.trainer.ranks import RankChannel, RankedPolicy, follow
 from services.trainer.sample import StepResult, TeacherTargets, TrainingSample, UnchangedReason
-from tests.unit.trainer.tiny_models import ARCHITECTURES, random_samples, with_teachers
+from tests.fixtures.training_samples import random_samples, with_teachers
+from tests.numerics.trainer.tiny_models import ARCHITECTURES
 
 RATE = 1e-3
 LORA = LoraSettings(rank=3, alpha=12.0)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from services.engine.tiny_model import write_tiny_model
-from tests.unit.engine.conftest import EngineStarter, EngineUnderTest, ModelMaker, ReferenceMaker
-from tests.unit.engine.reference import output_logprobs
+from tests.numerics.engine.conftest import EngineStarter, EngineUnderTest, ModelMaker, ReferenceMaker
+from tests.numerics.engine.reference import output_logprobs
 
 TOLERANCE = 1e-4
 PROMPT = list(range(10, 40))

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.trainer import test_advantages, test_losses
-from tests.unit.trainer.faults import fault
+from tests.numerics.trainer import test_advantages, test_losses
+from tests.numerics.trainer.faults import fault
 
 pytestmark = pytest.mark.slow
 

@@ -18,8 +18,9 @@ from services.trainer.engine.lora import LoraSettings
 from services.trainer.packing import pack
 from services.trainer.policy import PolicySnapshot, PolicyTrainer
 from services.trainer.publish import WeightStore
-from tests.unit.trainer.conftest import assert_same_weights
-from tests.unit.trainer.tiny_models import ARCHITECTURES, VOCABULARY_SIZE, random_samples
+from tests.fixtures.training_samples import VOCABULARY_SIZE, random_samples
+from tests.numerics.trainer.conftest import assert_same_weights
+from tests.numerics.trainer.tiny_models import ARCHITECTURES
 
 LORA = LoraSettings(rank=3, alpha=12.0)
 RATE = 1e-2

@@ -14,8 +14,8 @@ from services.trainer.algorithms.options import IdSource
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.policy import PolicySnapshot, PolicyTrainer
 from services.trainer.sample import TrainingSample, UnchangedReason
-from tests.unit.trainer.conftest import assert_other_weights, assert_same_weights
-from tests.unit.trainer.tiny_models import random_samples, with_teachers
+from tests.fixtures.training_samples import random_samples, with_teachers
+from tests.numerics.trainer.conftest import assert_other_weights, assert_same_weights
 
 RATE = 1e-3
 REWARDS = [1.0, -1.0, 0.0, 1.0, -1.0, 1.0]

@@ -24,8 +24,8 @@ from services.trainer.candidates import Candidate
 from services.trainer.credit import CreditRules
 from services.trainer.policy import PolicyTrainer
 from services.trainer.rollouts import RolloutRules
+from tests.fixtures.training_samples import random_samples
 from tests.fixtures.turn_ledgers import empty_ledger
-from tests.unit.trainer.tiny_models import random_samples
 
 REWARDS = st.floats(-1, 1, allow_nan=False).map(lambda value: round(value, 3))
 

@@ -7,8 +7,8 @@ import httpx
 import pytest
 from transformers import AutoTokenizer
 
-from tests.unit.engine.conftest import EngineStarter, ModelMaker, request_body
-from tests.unit.engine.reference import output_logprobs
+from tests.numerics.engine.conftest import EngineStarter, ModelMaker, request_body
+from tests.numerics.engine.reference import output_logprobs
 
 PROMPT = list(range(10, 30))
 SEEDED = {"temperature": 1.0, "max_new_tokens": 40, "ignore_eos": True, "sampling_seed": 3}

@@ -15,8 +15,8 @@ from services.trainer import checkpoint
 from services.trainer.checkpoint import Checkpoint, CheckpointError, CheckpointStore, read_checkpoint
 from services.trainer.policy import PolicySnapshot, PolicyTrainer
 from services.trainer.progress import Progress
-from tests.unit.trainer.conftest import assert_same_weights
-from tests.unit.trainer.tiny_models import random_samples
+from tests.fixtures.training_samples import random_samples
+from tests.numerics.trainer.conftest import assert_same_weights
 
 NewPolicy = Callable[..., PolicyTrainer]
 RATE = 1e-3

@@ -23,8 +23,8 @@ from services.trainer.retrain.plan import Guarded, RetrainingBatch, StepRange, c
 from services.trainer.retrain.training import RetrainedStep, StartingWeights, retrain
 from services.trainer.sample import StepResult
 from services.trainer.settings import TrainerSettings
-from tests.unit.trainer.conftest import assert_other_weights, assert_same_weights
-from tests.unit.trainer.tiny_models import random_samples
+from tests.fixtures.training_samples import random_samples
+from tests.numerics.trainer.conftest import assert_other_weights, assert_same_weights
 
 NewPolicy = Callable[..., PolicyTrainer]
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.trainer.algorithms.base import Algorithm, load_algorithm
-from tests.unit.trainer.loss_cases import loss_and_gradient, random_answers, with_current
-from tests.unit.trainer.loss_reference import reference_loss
+from tests.numerics.trainer.loss_cases import loss_and_gradient, random_answers, with_current
+from tests.numerics.trainer.loss_reference import reference_loss
 
 PATHS = {
     "binary": "services.trainer.algorithms.binary:Binary",

@@ -18,8 +18,8 @@ from services.trainer.own_teacher import OwnTeacherOptions
 from services.trainer.policy import PolicyTrainer
 from services.trainer.questions import question_as_document, question_from_document
 from services.trainer.sample import TeacherTargets, TrainingSample, UnchangedReason
-from tests.unit.trainer.conftest import assert_same_weights
-from tests.unit.trainer.tiny_models import random_samples
+from tests.fixtures.training_samples import random_samples
+from tests.numerics.trainer.conftest import assert_same_weights
 
 RATE = 1e-2
 HINT = np.array([3, 1, 4, 1, 5], np.int32)

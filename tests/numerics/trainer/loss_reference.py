@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.unit.trainer.loss_cases import Answer, log_softmax
+from tests.numerics.trainer.loss_cases import Answer, log_softmax
 
 Options = dict[str, Any]
 Token = tuple[int, int]

@@ -13,8 +13,8 @@ from services.trainer.guards.bounds import Bound
 from services.trainer.guards.controls import StepControls
 from services.trainer.policy import PolicySnapshot, PolicyTrainer
 from services.trainer.sample import TrainingSample, UnchangedReason
-from tests.unit.trainer.conftest import assert_other_weights, assert_same_weights, replace_sample
-from tests.unit.trainer.tiny_models import random_samples
+from tests.fixtures.training_samples import random_samples, replace_sample
+from tests.numerics.trainer.conftest import assert_other_weights, assert_same_weights
 
 RATE = 1e-3
 NewPolicy = Callable[..., PolicyTrainer]

@@ -8,15 +8,13 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from services.trainer.algorithms.binary import Binary
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.policy import PolicyTrainer
-from services.trainer.sample import TrainingSample
-from tests.unit.trainer.tiny_models import save_tiny_model
+from tests.numerics.trainer.tiny_models import save_tiny_model
 
 torch.set_num_threads(1)
 
@@ -53,12 +51,3 @@ def assert_same_weights(left: dict[str, torch.Tensor], right: dict[str, torch.Te
 
 def assert_other_weights(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
     assert any(not torch.equal(left[name], right[name]) for name in left)
-
-
-def masked(sample: TrainingSample) -> TrainingSample:
-    return replace_sample(sample, rl_mask=np.zeros_like(sample.rl_mask))
-
-
-def replace_sample(sample: TrainingSample, **changes: object) -> TrainingSample:
-    fields = {name: getattr(sample, name) for name in TrainingSample.__dataclass_fields__}
-    return TrainingSample(**(fields | changes))  # type: ignore[arg-type] # the caller's fields

@@ -25,8 +25,8 @@ from services.teacher.settings import HintSettings, TeacherModelSettings
 from services.teacher.signals import EngineSignals, HintedPrompt, HintedPrompts
 from tests.fixtures.judged_log import turn_event
 from tests.fixtures.stub_engine import StubEngine
-from tests.unit.engine.conftest import running_engine
-from tests.unit.engine.reference import Reference
+from tests.numerics.engine.conftest import running_engine
+from tests.numerics.engine.reference import Reference
 
 MESSAGES: list[Message] = [{"role": "user", "content": "What is the capital of France?"}]
 HINT = Hint(text="Answer in one short sentence.", source="user")

@@ -14,8 +14,8 @@ from services.trainer.algorithms.base import Algorithm
 from services.trainer.algorithms.combine import Combine
 from services.trainer.algorithms.opd import Opd
 from services.trainer.algorithms.topk import TopK
-from tests.unit.trainer import loss_cases
-from tests.unit.trainer.loss_cases import Answer, log_softmax, loss_and_gradient
+from tests.numerics.trainer import loss_cases
+from tests.numerics.trainer.loss_cases import Answer, log_softmax, loss_and_gradient
 
 SAMPLED_AT = 0.6
 IDS = 20

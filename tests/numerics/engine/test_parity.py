@@ -6,8 +6,8 @@ import random
 import pytest
 
 from services.engine.tiny_model import Architecture
-from tests.unit.engine.conftest import EngineStarter, ModelMaker, ReferenceMaker
-from tests.unit.engine.reference import output_logprobs
+from tests.numerics.engine.conftest import EngineStarter, ModelMaker, ReferenceMaker
+from tests.numerics.engine.reference import output_logprobs
 
 TOLERANCE = 1e-4
 

@@ -15,7 +15,7 @@ from clawstream.engine.client import HttpEngineClient
 from clawstream.engine.interface import GenerationRequest, PauseMode
 from clawstream.errors import EngineRejected
 from services.engine.__main__ import main
-from tests.unit.engine.conftest import ModelMaker, ReferenceMaker
+from tests.numerics.engine.conftest import ModelMaker, ReferenceMaker
 
 PROMPT = list(range(10, 30))
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -8,7 +8,7 @@ import torch
 from services.trainer.engine.lora import LoraSettings
 from services.trainer.engine.packed_attention import PackedSelfAttention
 from services.trainer.policy import PolicyTrainer
-from tests.unit.trainer.tiny_models import random_samples
+from tests.fixtures.training_samples import random_samples
 
 
 @pytest.mark.parametrize("lora", [None, LoraSettings(rank=2, alpha=4.0)])

@@ -15,7 +15,7 @@ from services.trainer.algorithms.kl import kl_estimates
 from services.trainer.algorithms.opd import Opd
 from services.trainer.algorithms.options import KlEstimator
 from services.trainer.algorithms.topk import TopK
-from tests.unit.trainer.loss_cases import (
+from tests.numerics.trainer.loss_cases import (
     Answer,
     current_logits,
     log_softmax,

@@ -14,7 +14,7 @@ from clawstream.errors import WeightsError
 from clawstream.weights.manifest import verify
 from services.trainer.policy import PolicySnapshot, PolicyTrainer
 from services.trainer.publish import PublishedWeights, WeightStore
-from tests.unit.trainer.tiny_models import random_samples
+from tests.fixtures.training_samples import random_samples
 
 NewPolicy = Callable[..., PolicyTrainer]
 

@@ -17,7 +17,8 @@ from services.trainer.engine.model import PolicyModel
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.engine.weights import load_hugging_face, whole_tensors
 from services.trainer.packing import pack
-from tests.unit.trainer.tiny_models import ARCHITECTURES, VOCABULARY_SIZE, tiny_config
+from tests.fixtures.training_samples import VOCABULARY_SIZE
+from tests.numerics.trainer.tiny_models import ARCHITECTURES, tiny_config
 
 ModelDirectory = Callable[[str], Path]
 

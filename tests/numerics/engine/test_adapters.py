@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from clawstream.errors import WeightsError
 from services.engine.adapters import CONFIG_NAME
 from services.engine.weights import load_weights
-from tests.unit.engine.conftest import EngineStarter, ModelMaker, ReferenceMaker
+from tests.numerics.engine.conftest import EngineStarter, ModelMaker, ReferenceMaker
 
 PROMPT = list(range(10, 30))
 RANK, ALPHA = 3, 6.0

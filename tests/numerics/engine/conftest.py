@@ -18,7 +18,7 @@ from services.engine.app import create_app
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
 from services.engine.tiny_model import Architecture, write_tiny_model
-from tests.unit.engine.reference import Reference
+from tests.numerics.engine.reference import Reference
 
 TOP_LEVEL_FIELDS = (
     "rid",
