@@ -110,3 +110,13 @@ def test_a_process_that_cannot_start_says_why(
     with pytest.raises(SystemExit, match=r"^2$"):
         main(model_path=tmp_path, port=0)
     assert "model_type 'gpt2'" in capsys.readouterr().err
+
+
+def test_a_setting_that_does_not_exist_is_named_and_not_tried_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "clawstream.toml"
+    file.write_text("[engine]\nno_such_field = 1\n")
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(config=file, process=None, section="engine")
+    assert "engine.no_such_field" in capsys.readouterr().err
