@@ -68,7 +68,7 @@ test: setup check test-fast
 	$(BIN)/python -m pytest tests/flow -n 2 --dist worksteal $(PYTEST_OPTIONS)
 
 test-fast: setup models/smollm2
-	$(BIN)/python -m pytest tests/unit tests/contracts -n 2 --dist loadfile $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest tests/unit tests/contracts -n 3 --dist worksteal $(PYTEST_OPTIONS)
 
 check: $(VENV)/.packages
 	$(BIN)/ruff check .
