@@ -67,8 +67,9 @@ test: setup check test-fast
 	$(BIN)/python -m pytest tests/numerics -n 2 --dist loadfile $(PYTEST_OPTIONS)
 	$(BIN)/python -m pytest tests/flow -n 2 --dist worksteal $(PYTEST_OPTIONS)
 
+# Contracts first, and one process more than cores: those on the broker wait more than they compute.
 test-fast: setup models/smollm2
-	$(BIN)/python -m pytest tests/unit tests/contracts -n 3 --dist worksteal $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest tests/contracts tests/unit -n 3 --dist worksteal $(PYTEST_OPTIONS)
 
 check: $(VENV)/.packages
 	$(BIN)/ruff check .
