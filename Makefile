@@ -1,15 +1,16 @@
 # Everything a person does with a checkout. Each target sets up what it needs; a second run is quick.
 #
-#   make demo     the whole loop on this machine: Kafka, engine, gateway, judge, teacher, trainer, a scripted user
-#                 (DEMO_OPTIONS="--mode combine" learns from the user's complaints too; --help lists all)
-#   make study    every way to learn, three seeds each, with a control: hours; interrupt it and start it again
-#                 (STUDY_OPTIONS="--mode opd --minutes 5" for a part of it; writes docs/study.md)
-#   make test     checks, unit, contract and flow tests (the last on a real broker)
-#   make check    lint, format, types
-#   make chaos    every process killed at every point, every fault, each time with an audit of the whole log
-#   make bench    the numbers of the README
-#   make setup    virtual environment and Apache Kafka's jars
-#   make clean    removes what the other targets made (not the data of a running system)
+#   make demo       the whole loop on this machine: Kafka, engine, gateway, judge, teacher, trainer, a scripted user
+#                   (DEMO_OPTIONS="--mode combine" learns from the user's complaints too; --help lists all)
+#   make study      every way to learn, three seeds each, with a control: hours; interrupt it and start it again
+#                   (STUDY_OPTIONS="--mode opd --minutes 5" for a part of it; writes docs/study.md)
+#   make test       checks, unit, contract, numerics and flow tests (the last on a real broker)
+#   make test-fast  unit and contract tests alone: under a minute
+#   make check      lint, format, types
+#   make chaos      every process killed at every point, every fault, each time with an audit of the whole log
+#   make bench      the numbers of the README
+#   make setup      virtual environment and Apache Kafka's jars
+#   make clean      removes what the other targets made (not the data of a running system)
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -28,7 +29,7 @@ PYTEST_OPTIONS ?=
 DEMO_OPTIONS ?=
 STUDY_OPTIONS ?=
 
-.PHONY: help setup demo study test check chaos bench clean
+.PHONY: help setup demo study test test-fast check chaos bench clean
 
 help:
 	@sed -n 's/^#   make /make /p' Makefile
@@ -62,9 +63,13 @@ demo: setup models/smollm2
 study: setup models/smollm2
 	$(BIN)/python -m examples.study $(STUDY_OPTIONS)
 
-test: setup check models/smollm2
-	$(BIN)/python -m pytest tests/unit tests/contracts -n 2 --dist loadfile $(PYTEST_OPTIONS)
+test: setup check test-fast
+	$(BIN)/python -m pytest tests/numerics -n 2 --dist loadfile $(PYTEST_OPTIONS)
 	$(BIN)/python -m pytest tests/flow -n 2 --dist worksteal $(PYTEST_OPTIONS)
+
+# Contracts first, and one process more than cores: those on the broker wait more than they compute.
+test-fast: setup models/smollm2
+	$(BIN)/python -m pytest tests/contracts tests/unit -n 3 --dist worksteal $(PYTEST_OPTIONS)
 
 check: $(VENV)/.packages
 	$(BIN)/ruff check .

@@ -11,14 +11,21 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("clawstream", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("clawstream")
 
-pytest_plugins = [
+FIXTURES = (
     "tests.fixtures.broker",  # The next one imports it.
     "tests.fixtures.system",
     "tests.fixtures.service_process",
     "tests.fixtures.tokenizers",
     "tests.fixtures.gateway_app",
     "tests.fixtures.small_disk",
-]
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Loads the fixtures, except in the process that only hands tests out to others: they wait for it to start."""
+    hands_out = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
+    for name in () if hands_out else FIXTURES:
+        config.pluginmanager.import_plugin(name)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -242,8 +242,8 @@ class OutboxDrain:
     def _moved_to(self, position: int) -> None:
         with self._drained:
             self._position = position
+            self._outbox.release(position)  # whoever waits for the drain may count on the space
             self._drained.notify_all()
-        self._outbox.release(position)
         self._oversized = {sequence for sequence in self._oversized if sequence >= position}
         self._metrics.set("outbox_entries", self._outbox.undrained_entries)
         self._metrics.set("outbox_bytes", self._outbox.undrained_bytes)

@@ -30,7 +30,7 @@ from tests.fixtures.judged_history import write_next_states, write_samples, writ
 from tests.fixtures.judged_log import JudgedLog
 from tests.fixtures.service_process import ServiceProcess
 from tests.fixtures.stub_engine import StubAnswer, StubEngine
-from tests.unit.trainer.tiny_models import save_tiny_model
+from tests.numerics.trainer.tiny_models import save_tiny_model
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 

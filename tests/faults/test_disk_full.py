@@ -20,7 +20,7 @@ from tests.fixtures.judged_log import JudgedLog
 from tests.fixtures.service_process import ServiceProcess
 from tests.fixtures.small_disk import SmallDisk
 from tests.fixtures.stub_engine import StubAnswer, StubEngine
-from tests.unit.trainer.tiny_models import save_tiny_model
+from tests.numerics.trainer.tiny_models import save_tiny_model
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 

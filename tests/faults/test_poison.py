@@ -22,7 +22,7 @@ from tests.fixtures.configuration import small_trainer_toml
 from tests.fixtures.judged_history import write_samples
 from tests.fixtures.judged_log import NOW, JudgedLog, next_state_of, turn_event
 from tests.fixtures.service_process import ServiceProcess
-from tests.unit.trainer.tiny_models import save_tiny_model
+from tests.numerics.trainer.tiny_models import save_tiny_model
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 

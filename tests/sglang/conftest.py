@@ -15,9 +15,9 @@ from clawstream.errors import MissingDependencyError
 from schemas.events.base import VersionSpan
 from services.engine.tiny_model import write_tiny_model
 from tests.fixtures.broker import missing
+from tests.numerics.engine.reference import Reference
 from tests.sglang.installation import DiskTooSmall, ensure_sglang
 from tests.sglang.server import SglangServer, running_sglang
-from tests.unit.engine.reference import Reference
 
 TOLERANCE = 1e-3
 """Of log-probs in nats, between two implementations in fp32."""

@@ -3,8 +3,8 @@
 import pytest
 
 from clawstream.engine.wire import ChunkReader
+from tests.numerics.engine.reference import Reference
 from tests.sglang.conftest import TOLERANCE, Sglang
-from tests.unit.engine.reference import Reference
 
 PROMPT = list(range(10, 40))
 

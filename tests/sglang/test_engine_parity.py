@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.numerics.engine.conftest import EngineUnderTest, running_engine
 from tests.sglang.conftest import TOLERANCE, Sglang
-from tests.unit.engine.conftest import EngineUnderTest, running_engine
 
 PROMPTS = [[3 + (index * step) % 500 for index in range(length)] for step, length in ((7, 40), (11, 90), (13, 5))]
 SGLANG_ONLY = frozenset(

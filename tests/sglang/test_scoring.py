@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from tests.numerics.engine.reference import Reference
 from tests.sglang.conftest import TOLERANCE, Sglang
-from tests.unit.engine.reference import Reference
 
 RANDOM = random.Random(7)
 PROMPT = [RANDOM.randrange(3, 512) for _ in range(50)]

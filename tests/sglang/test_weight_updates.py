@@ -14,8 +14,8 @@ from clawstream.engine.interface import GenerationChunk, PauseMode
 from clawstream.errors import EngineRejected
 from services.gateway.gate.settings import GateDeadlines
 from services.gateway.gate.update import EngineUpdate, LoadableVersion, UpdateResult
+from tests.numerics.engine.reference import Reference
 from tests.sglang.conftest import TOLERANCE, Answer, Sglang, assemble
-from tests.unit.engine.reference import Reference
 
 PROMPT = [3 + index * 7 % 500 for index in range(120)]
 TOKENS = 200

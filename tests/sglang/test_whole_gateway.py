@@ -24,8 +24,8 @@ from tests.fixtures.service_process import ServiceProcess
 from tests.fixtures.system import free_ports, wait_for
 from tests.fixtures.turns import turns_on_log
 from tests.fixtures.weights import make_artefact, pointer_record, version_record, write
+from tests.numerics.engine.reference import Reference
 from tests.sglang.conftest import TOLERANCE, Sglang
-from tests.unit.engine.reference import Reference
 
 pytestmark = pytest.mark.kafka
 

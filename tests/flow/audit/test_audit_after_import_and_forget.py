@@ -32,7 +32,7 @@ from tests.fixtures.buses import kafka_bus, read_all
 from tests.fixtures.judged_log import JudgedLog
 from tests.fixtures.service_process import REPOSITORY, ServiceProcess
 from tests.fixtures.system import wait_for
-from tests.unit.engine.conftest import running_engine
+from tests.numerics.engine.conftest import running_engine
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 CONVERSATIONS = 4

@@ -34,8 +34,8 @@ from schemas.events.turn import UntrainableReason
 from tests.fixtures.buses import kafka_bus, read_all
 from tests.fixtures.judged_log import JudgedLog
 from tests.fixtures.service_process import REPOSITORY
-from tests.unit.engine.conftest import running_engine
-from tests.unit.engine.reference import Reference
+from tests.numerics.engine.conftest import running_engine
+from tests.numerics.engine.reference import Reference
 
 pytestmark = pytest.mark.kafka
 COMMAND_SECONDS = 400

@@ -21,7 +21,7 @@ from tests.fixtures.buses import read_all
 from tests.fixtures.judged_log import NOW, JudgedLog, next_state_of, turn_event
 from tests.fixtures.service_process import REPOSITORY
 from tests.flow.replay.conftest import CommandLine
-from tests.unit.trainer.tiny_models import save_tiny_model
+from tests.numerics.trainer.tiny_models import save_tiny_model
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 PATIENCE_SECONDS = 300.0

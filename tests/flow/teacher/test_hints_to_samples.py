@@ -21,7 +21,7 @@ from tests.fixtures.buses import kafka_bus, read_all
 from tests.fixtures.judged_log import JudgedLog, next_state_of, turn_event
 from tests.fixtures.service_process import ServiceProcess
 from tests.fixtures.system import wait_for
-from tests.unit.engine.reference import Reference
+from tests.numerics.engine.reference import Reference
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 StartService = Callable[..., ServiceProcess]

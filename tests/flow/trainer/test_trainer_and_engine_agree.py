@@ -23,7 +23,7 @@ from services.trainer.own_teacher import OwnTeacherOptions
 from services.trainer.policy import PolicyTrainer
 from services.trainer.publish import WeightStore
 from services.trainer.sample import TeacherTargets, TrainingSample
-from tests.unit.engine.test_server_process import engine_process
+from tests.numerics.engine.test_server_process import engine_process
 
 pytestmark = pytest.mark.slow
 

@@ -27,7 +27,7 @@ from services.trainer.checkpoint import CheckpointStore
 from tests.fixtures.configuration import small_trainer_toml
 from tests.fixtures.samples import make_sample, sample_record
 from tests.fixtures.second_opinion import committed_records
-from tests.unit.trainer.tiny_models import save_tiny_model
+from tests.numerics.trainer.tiny_models import save_tiny_model
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 PATIENCE_SECONDS = 240.0

@@ -40,7 +40,7 @@ from services.trainer.sample import TeacherTargets, TrainingSample
 from tests.fixtures.samples import make_sample, sample_record
 from tests.fixtures.system import wait_for
 from tests.flow.trainer.test_trainer_killed import committed
-from tests.unit.trainer.tiny_models import save_tiny_model
+from tests.numerics.trainer.tiny_models import save_tiny_model
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 PATIENCE_SECONDS = 240.0

@@ -4,6 +4,7 @@ import ast
 import functools
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -23,11 +24,34 @@ def module_name(file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-@functools.cache
+def file_of(module: str) -> Path | None:
+    """The file of a module of this repository; None for anything else."""
+    path = ROOT.joinpath(*module.split("."))
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Imports:
+    """Modules that a file names in imports. `from a import b` gives `a` and `a.b`."""
+
+    anywhere: frozenset[str]
+    at_start: frozenset[str]
+    """What importing the file imports: not what stands in functions, nor under `if TYPE_CHECKING`."""
+
+
 def imported_modules(file: Path) -> frozenset[str]:
-    """Every module that a file names in an import, wherever in the file. `from a import b` gives `a` and `a.b`."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"), str(file))):
+    """Every module that a file names in an import, wherever in the file."""
+    return imports_of(file).anywhere
+
+
+@functools.cache
+def imports_of(file: Path) -> Imports:
+    """One pass for both: parsing all of the source takes seconds."""
+    anywhere: set[str] = set()
+    at_start: set[str] = set()
+
+    def visit(node: ast.AST, *, deferred: bool) -> None:
+        found: set[str] = set()
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -35,7 +59,17 @@ def imported_modules(file: Path) -> frozenset[str]:
             module = node.module or ""
             found.add(module)
             found.update(f"{module}.{alias.name}" for alias in node.names)
-    return frozenset(found)
+        anywhere.update(found)
+        if not deferred:
+            at_start.update(found)
+        deferred = deferred or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        deferred = deferred or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+                visit(child, deferred=deferred)
+
+    visit(ast.parse(file.read_text(encoding="utf-8"), str(file)), deferred=False)
+    return Imports(frozenset(anywhere), frozenset(at_start))
 
 
 def committed_files() -> list[Path]:

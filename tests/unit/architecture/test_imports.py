@@ -8,7 +8,9 @@ import pytest
 from tests.unit.architecture.source_tree import (
     ROOT,
     TORCH_SERVICES,
+    file_of,
     imported_modules,
+    imports_of,
     module_name,
     source_files,
 )
@@ -82,3 +84,25 @@ def test_what_is_absent_cannot_be_imported() -> None:
     )
     assert result.returncode != 0
     assert "import of torch halted" in result.stderr
+
+
+def test_unit_and_contract_tests_import_no_torch() -> None:
+    """Nor does what they import: it takes seconds for each process of a run. What computes is in tests/numerics."""
+    imported_by = dict.fromkeys(source_files("tests/unit", "tests/contracts", "tests/fixtures"), "")
+    imported_by[ROOT / "tests" / "conftest.py"] = ""
+    to_visit = list(imported_by)
+    found: list[str] = []
+    while to_visit:
+        file = to_visit.pop()
+        name = module_name(file)
+        for module in sorted(imports_of(file).at_start):
+            if module.partition(".")[0] in ("torch", "megatron", "mbridge"):
+                found.append(f"{name} imports {module}; it is imported by {imported_by[file] or 'nothing'}")
+            parts = module.split(".")
+            for end in range(1, len(parts) + 1):  # the packages around it come first
+                reached = file_of(".".join(parts[:end]))
+                if reached is not None and reached not in imported_by:
+                    imported_by[reached] = name
+                    to_visit.append(reached)
+    assert found == []
+    assert ROOT / "services" / "gateway" / "app.py" in imported_by, "the search does not reach the services"

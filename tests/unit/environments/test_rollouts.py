@@ -1,10 +1,9 @@
 """The agent's loop through the gateway's real surface, with scripted answers of the engine."""
 
 import re
-import subprocess
+import runpy
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from examples.environments.terminal.task import Task
 from tests.fixtures.gateway_app import GatewayUnderTest
 from tests.fixtures.stub_engine import StubAnswer
 
-CAPTURED: Any = {"capture_output": True, "text": True, "check": False, "cwd": Path(__file__).parents[3]}
 TASK = Task(name="make-a", instruction="Write hi to a.txt.", verifier="grep -qx hi a.txt", solution="echo hi > a.txt")
 OPTIONS = RolloutOptions(
     max_steps=4,
@@ -142,13 +140,18 @@ async def test_a_gateway_that_stays_away_gives_no_outcome(gateway: GatewayUnderT
 
 
 @pytest.mark.parametrize("module", ["examples.environments.terminal", "examples.homework"])
-def test_the_command_tells_of_a_gateway_that_is_away(module: str) -> None:
+def test_the_command_tells_of_a_gateway_that_is_away(
+    module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     address = {"examples.homework": "--endpoint"}.get(module, "--gateway")
-    command = [sys.executable, "-m", module, address, "http://127.0.0.1:9/v1", "--patience-seconds", "0"]
-    result = subprocess.run([*command, "--allow-unsandboxed"] if address == "--gateway" else command, **CAPTURED)
-    assert result.returncode == 1
-    assert "127.0.0.1:9" in result.stdout + result.stderr
-    assert "Traceback" not in result.stderr
+    arguments = [module, address, "http://127.0.0.1:9/v1", "--patience-seconds", "0"]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--allow-unsandboxed"] if address == "--gateway" else arguments)
+    with pytest.raises(SystemExit) as ended:  # what `python -m` does, without another interpreter
+        runpy.run_module(module, run_name="__main__")
+    assert ended.value.code == 1
+    captured = capsys.readouterr()
+    assert "127.0.0.1:9" in captured.out + captured.err
+    assert "Traceback" not in captured.err
 
 
 def test_plans_are_grouped_and_their_seeds_repeat() -> None:

@@ -2,9 +2,8 @@
 
 import asyncio
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
 import pytest
 
@@ -13,6 +12,9 @@ from clawstream.rendering.renderer import PackageRenderer
 from services.gateway.auth import Authenticator, hash_key
 from tests.fixtures.gateway_app import GatewayUnderTest, running_gateway
 from tests.fixtures.stub_engine import StubAnswer
+
+if TYPE_CHECKING:  # Every process of a run imports this file, and the SDK takes a second: only those that need it pay.
+    import anthropic
 
 END = 2
 USER: list[Any] = [{"role": "user", "content": "hi"}]
@@ -25,7 +27,9 @@ TEXT = (
 )
 
 
-def client_of(gateway: GatewayUnderTest, key: str = "unused") -> anthropic.AsyncAnthropic:
+def client_of(gateway: GatewayUnderTest, key: str = "unused") -> "anthropic.AsyncAnthropic":
+    import anthropic
+
     return anthropic.AsyncAnthropic(base_url=gateway.base_url, api_key=key, max_retries=0, timeout=120)
 
 
@@ -203,6 +207,8 @@ async def test_refusals_have_anthropics_form(
 
 
 async def test_a_wrong_key_is_anthropics_authentication_error(tiny_renderer: PackageRenderer) -> None:
+    import anthropic
+
     authenticator = Authenticator({"ada": [hash_key("right-key")]})
     async with running_gateway(tiny_renderer, authenticator=authenticator) as gateway:
         async with client_of(gateway, "wrong-key") as client:
@@ -214,6 +220,8 @@ async def test_a_wrong_key_is_anthropics_authentication_error(tiny_renderer: Pac
 
 
 async def test_a_stalled_engine_ends_the_stream_in_an_error(tiny_renderer: PackageRenderer) -> None:
+    import anthropic
+
     async with (
         running_gateway(tiny_renderer, timeouts=EngineTimeouts(idle_seconds=0.1)) as gateway,
         client_of(gateway) as client,

@@ -70,9 +70,8 @@ def test_the_ids_are_those_of_the_whole_text(kind: str, tagged_model_directory: 
     check()
 
 
-def test_a_longer_conversation_finds_what_it_repeats(smollm2_directory: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(smollm2_directory / "tokenizer.json"))
-    cache = SegmentCache(tokenizer)
+def test_a_longer_conversation_finds_what_it_repeats(smollm2_tokenizer: Tokenizer) -> None:
+    cache = SegmentCache(smollm2_tokenizer)
     turns = [f"<|im_start|>user\nquestion {number}<|im_end|>\n" for number in range(20)]
     cache.encode("".join(turns[:19]))
     found = cache.segments_found
@@ -80,8 +79,8 @@ def test_a_longer_conversation_finds_what_it_repeats(smollm2_directory: Path) ->
     assert cache.segments_found - found == 2 * 20 - 1  # all but the new question; line ends are segments too
 
 
-def test_memory_is_bounded_and_the_newest_stays(smollm2_directory: Path) -> None:
-    cache = SegmentCache(Tokenizer.from_file(str(smollm2_directory / "tokenizer.json")), max_characters=1000)
+def test_memory_is_bounded_and_the_newest_stays(smollm2_tokenizer: Tokenizer) -> None:
+    cache = SegmentCache(smollm2_tokenizer, max_characters=1000)
     texts = [f"{number:04} " * 20 for number in range(50)]
     for text in texts:
         cache.encode(text)
@@ -105,11 +104,10 @@ def test_prompts_are_the_same_whether_remembered_or_not(family: str, tagged_mode
         assert warm.render(messages[: length + 1]).token_ids == prompt
 
 
-def test_threads_share_it(smollm2_directory: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(smollm2_directory / "tokenizer.json"))
-    cache = SegmentCache(tokenizer, max_characters=200)
+def test_threads_share_it(smollm2_tokenizer: Tokenizer) -> None:
+    cache = SegmentCache(smollm2_tokenizer, max_characters=200)
     texts = [f"<|im_start|>words {number}<|im_end|>" for number in range(40)]
-    expected = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    expected = [smollm2_tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     wrong: list[str] = []
 
     def encode_all() -> None:

@@ -71,9 +71,8 @@ def test_no_text_has_fewer_tokens_than_the_bound(kind: str, smollm2_directory: P
 @pytest.mark.parametrize(
     "text", ["quick brown foxes " * 1000, "12345 " * 1000, "中文字" * 1000, "a" * 20_000, "." * 20_000, " " * 20_000]
 )
-def test_the_bound_is_near_enough_to_refuse_what_is_far_too_long(text: str, smollm2_directory: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(smollm2_directory / "tokenizer.json"))
-    assert LeastTokenCount(tokenizer).of(text) > len(tokenizer.encode(text).ids) / 15
+def test_the_bound_is_near_enough_to_refuse_what_is_far_too_long(text: str, smollm2_tokenizer: Tokenizer) -> None:
+    assert LeastTokenCount(smollm2_tokenizer).of(text) > len(smollm2_tokenizer.encode(text).ids) / 15
 
 
 @pytest.mark.parametrize("kind", ["unknown words", "unknown characters", "white space thrown away"])

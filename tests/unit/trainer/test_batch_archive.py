@@ -8,8 +8,7 @@ import pytest
 from clawstream.errors import BlobError
 from services.trainer.batch_archive import BatchArchive, read_batch, rewrite_without
 from services.trainer.sample import IdTargets, TeacherTargets, TrainingSample
-from tests.unit.trainer.conftest import replace_sample
-from tests.unit.trainer.tiny_models import random_samples
+from tests.fixtures.training_samples import random_samples, replace_sample
 
 
 def test_a_batch_comes_back_exactly(tmp_path: Path) -> None:

@@ -161,6 +161,7 @@ async def test_a_full_outbox_serves_turns_unrecorded(bus: MemoryBus, tmp_path: P
         bus.set_available(True)
         assert await asyncio.to_thread(gateway.conversations.drain.wait_until_drained, GIVE_UP_SECONDS)
         assert await finish(gateway, "again", "recorded again")
+        assert await asyncio.to_thread(gateway.conversations.drain.wait_until_drained, GIVE_UP_SECONDS)
         exposed = gateway.conversations.metrics.exposition().decode()
     assert f"clawstream_turns_unrecorded_total {float(recorded.count(False))}" in exposed
     assert len(events_of(bus, TURNS)) == recorded.count(True) + 1

@@ -1,0 +1,53 @@
+"""Tiny random models in Hugging Face's format, and samples for them."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.trainer.algorithms.binary import Binary
+from services.trainer.engine.parallel import ParallelLayout
+from services.trainer.policy import PolicyTrainer
+from tests.numerics.trainer.tiny_models import save_tiny_model
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def layout() -> ParallelLayout:
+    return ParallelLayout.start(seed=0)
+
+
+@pytest.fixture(scope="session")
+def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    @functools.cache
+    def directory(architecture: str) -> Path:
+        return save_tiny_model(architecture, tmp_path_factory.mktemp(architecture))
+
+    return directory
+
+
+@pytest.fixture
+def new_policy(layout: ParallelLayout, model_directory: Callable[[str], Path]) -> Callable[..., PolicyTrainer]:
+    def make(architecture: str = "qwen3", **options: object) -> PolicyTrainer:
+        policy = PolicyTrainer(layout, Binary(), **options)  # type: ignore[arg-type] # forwarded as they are
+        policy.load(model_directory(architecture))
+        return policy
+
+    return make
+
+
+def assert_same_weights(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    """Bit for bit."""
+    assert left.keys() == right.keys()
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+
+
+def assert_other_weights(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    assert any(not torch.equal(left[name], right[name]) for name in left)
