@@ -126,7 +126,8 @@ class Transformer:
     def _chunk_attention(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """`queries` [length, heads, head_dim], `keys` and `values` [kv_heads, total, head_dim] -> as the queries"""
         # The query heads of a group share keys by a stride of 0: [kv_heads, query heads of each, length, head_dim].
-        grouped = queries.unflatten(1, (keys.shape[0], -1)).permute(1, 2, 0, 3)
+        length, heads, head_dim = queries.shape
+        grouped = queries.view(length, keys.shape[0], heads // keys.shape[0], head_dim).permute(1, 2, 0, 3)
         shape = (*grouped.shape[:2], *keys.shape[1:])
         attended = scaled_dot_product_attention(
             grouped,

@@ -30,7 +30,7 @@ async def verdicts(backend: LikelihoodBackend, replies: Sequence[tuple[str, int]
     """Text, what was meant, and what the judge says."""
     found: list[tuple[str, int, int | None]] = []
     for text, meant in replies:
-        answer = await backend.call(backend.prepare(reply(text)))
+        (answer,) = await backend.call(backend.prepare(reply(text)))
         found.append((text, meant, backend.interpret(answer.response).verdict))
     return found
 

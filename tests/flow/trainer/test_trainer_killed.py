@@ -24,6 +24,8 @@ from clawstream.topics_admin import apply_topics, wait_until_readable
 from clawstream.weights.manifest import verify
 from schemas.events import SampleEvent
 from services.trainer.checkpoint import CheckpointStore
+from services.trainer.ledger_file import LedgerFile
+from services.trainer.progress import Progress
 from tests.fixtures.configuration import small_trainer_toml
 from tests.fixtures.samples import make_sample, sample_record
 from tests.fixtures.second_opinion import committed_records
@@ -168,4 +170,9 @@ def test_kills_lose_no_sample_and_train_none_twice(
     checkpoint = CheckpointStore(data / "trainer/default/checkpoints").latest_good()
     assert checkpoint is not None
     assert (checkpoint.step, checkpoint.num_updates) == (10, 10)
-    assert set(checkpoint.progress["trained"]) == {s.turn_id for s in samples if s.reward}
+    mark = Progress.from_document(checkpoint.progress).turns
+    turns = LedgerFile(data / "trainer/default/turn-ledger.sqlite")
+    turns.check(mark)
+    trained = [turns.find_turn(sample.turn_id, mark.entries) for sample in samples]
+    turns.close()
+    assert [entry is not None and entry.revision is None for entry in trained] == [bool(s.reward) for s in samples]
