@@ -16,7 +16,7 @@ class Provision(StrEnum):
     STUDENT_TOP = "student_top"
     """And with the student's likeliest ids."""
     OWN_TEACHER = "own_teacher"
-    """A teacher in the trainer's memory."""
+    """A teacher in the trainer's memory, or a loss that asks for none."""
 
 
 @dataclass(frozen=True, slots=True)

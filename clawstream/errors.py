@@ -337,6 +337,10 @@ class TurnLedgerError(ClawstreamError):
     """The trainer's file of turns that left does not hold what a checkpoint counts, or its disk refuses it."""
 
 
+class TurnLedgerUnreadable(ClawstreamError):  # noqa: N818 - reads as the condition it names
+    """The trainer's file of turns that left cannot be read now (its disk, a lock, a permission): nothing is known."""
+
+
 class DirectoryInUse(ClawstreamError):  # noqa: N818 - reads as the condition it names
     """Another process works in a directory that only one may use. It may be about to end."""
 

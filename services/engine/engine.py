@@ -144,7 +144,7 @@ class Engine:
         try:
             yield
         finally:
-            del self._in_flight[rid]
+            self._in_flight.pop(rid, None)
 
     async def _one(self, name: str, body: GenerateBody, prompt_ids: list[int]) -> AsyncGenerator[dict[str, object]]:
         loop = asyncio.get_running_loop()

@@ -70,7 +70,8 @@ class Transformer:
         hidden = embedding(token_ids, weights.embedding)  # [rows, hidden]
         last = len(weights.layers) - 1
         # Of the last layer the cache wants all rows, but only those with logits are computed past its attention.
-        kept = torch.tensor(logit_rows) if 0 < len(logit_rows) < hidden.shape[0] else None
+        in_order = not logit_rows or list(logit_rows) == list(range(hidden.shape[0]))
+        kept = None if in_order else torch.tensor(logit_rows)
         for index, layer in enumerate(weights.layers):
             hidden = self._layer(index, layer, hidden, layout, kept if index == last else None)
         if not logit_rows:

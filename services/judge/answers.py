@@ -37,6 +37,8 @@ Outcome = LlmCallEvent | EngineUnavailable | EngineTimeout | BusError | None
 
 ONE_BY_ONE_SECONDS: Final = 600.0
 """So long a model that gave one answer where several were asked for is not asked for several again."""
+SINGLY_FOR_NOW_SECONDS: Final = 120.0
+"""So long after an outage or a timeout, which need not have to do with several answers."""
 
 
 class CallLedger(Protocol):
@@ -83,9 +85,15 @@ class Answers:
         self._one_by_one_until: dict[ModelBackend | HintBackend, float] = {}
 
     def found(self, question: Question, votes: int) -> list[LlmCallEvent | None]:
-        """What the ledger has of votes 0 to `votes`. Calls no model."""
+        """What is on the ledger of votes 0 to `votes`: of an answer that is not there yet nothing may be made.
+
+        Calls no model.
+        """
         checksum = request_checksum(question.backend.prepare(question.next_state))
-        return [self._ledger.find(question.call_id(number), checksum) for number in range(votes)]
+        call_ids = [question.call_id(number) for number in range(votes)]
+        return [
+            self._ledger.find(call_id, checksum) if self._ledger.is_written(call_id) else None for call_id in call_ids
+        ]
 
     async def of(self, question: Question, votes: int) -> list[Outcome]:
         """The answers to votes 0 to `votes`. An outage of one does not keep the others from being paid and recorded."""
@@ -131,9 +139,12 @@ class Answers:
         try:
             answers, seconds = await self._caller.call(backend, request.body, len(numbers))
         except (EngineRejected, EngineProtocolError, EngineUnavailable, EngineTimeout) as error:
-            if len(numbers) == 1 or isinstance(error, EngineBusy | EngineUnreachable | EngineTimeout):
-                return dict.fromkeys(numbers, _why_not(error))
-            return await self._after_refusal(request, numbers)
+            if len(numbers) > 1 and isinstance(error, EngineRejected | EngineProtocolError):
+                return await self._after_refusal(request, numbers)
+            if len(numbers) > 1 and not isinstance(error, EngineBusy | EngineUnreachable):
+                # It may be several that it cannot do, or not in time. No second round now: time for one was planned.
+                self._remember_one_by_one(backend, f"it failed at several answers: {error}", SINGLY_FOR_NOW_SECONDS)
+            return dict.fromkeys(numbers, _why_not(error))
         events = [
             self._event(request, number, answer, seconds) for number, answer in zip(numbers, answers, strict=False)
         ]
@@ -154,8 +165,10 @@ class Answers:
             self._remember_one_by_one(request.question.backend, "it refuses to give several answers")
         return outcomes | await self._one_by_one(request, numbers[1:])
 
-    def _remember_one_by_one(self, backend: ModelBackend | HintBackend, reason: str) -> None:
-        self._one_by_one_until[backend] = self._clock.monotonic_seconds() + ONE_BY_ONE_SECONDS
+    def _remember_one_by_one(
+        self, backend: ModelBackend | HintBackend, reason: str, seconds: float = ONE_BY_ONE_SECONDS
+    ) -> None:
+        self._one_by_one_until[backend] = self._clock.monotonic_seconds() + seconds
         get_logger().info("a judge model is asked for one answer at a time", reason=reason)
 
     async def _recorded(self, events: Sequence[LlmCallEvent]) -> dict[int, Outcome]:

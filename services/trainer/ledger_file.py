@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clawstream.durable_files import sync_directory
-from clawstream.errors import TurnLedgerError
+from clawstream.errors import TurnLedgerError, TurnLedgerUnreadable
 from services.trainer.turn_ledger import LedgerAddition, LedgerEntry, LedgerMark
 
 _SCHEMA: Final = """
@@ -41,6 +41,8 @@ _MARKS_FORGOTTEN_AT_ONCE: Final = 2
 _FORGOTTEN_MARKS_KEPT: Final = 1000
 """A checkpoint all of whose turns were forgotten is still known by its mark."""
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_WRONG_CONTENT: Final = _DAMAGED | {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_SCHEMA, sqlite3.SQLITE_MISMATCH}
+"""`SQLITE_ERROR` is a table that is not there."""
 _PRIMARY_CODE: Final = 0xFF
 
 
@@ -70,7 +72,8 @@ class LedgerFile:
         return None if row is None else _entry(*row)
 
     def check(self, mark: LedgerMark) -> None:
-        """Reads the file whole. Raises TurnLedgerError when it does not hold exactly what `mark` counts."""
+        """Reads the file whole. Raises TurnLedgerError when it does not hold exactly what `mark` counts,
+        TurnLedgerUnreadable when that cannot be told now: then no checkpoint must be passed over for it."""
         if mark.entries == 0:
             return
         with self._lock, self._told("read"):
@@ -170,7 +173,14 @@ class LedgerFile:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
+            if what == "read" and self._file.exists() and not _is_of_the_file(error):
+                raise TurnLedgerUnreadable(f"{self._file} could not be read: {error}") from error
             raise TurnLedgerError(f"{self._file} could not be {what}: {error}") from error
+
+
+def _is_of_the_file(error: sqlite3.Error | OSError) -> bool:
+    """Whether its content is at fault (damaged, or another's), and not the disk, a lock or a permission."""
+    return isinstance(error, sqlite3.DatabaseError) and error.sqlite_errorcode & _PRIMARY_CODE in _WRONG_CONTENT
 
 
 @contextmanager

@@ -254,8 +254,9 @@ class TrainerSettings(ServiceSettings):
         return self
 
     def provides(self) -> frozenset[Provision]:
-        """A teacher, where it has one."""
-        return frozenset() if self.own_teacher is None else frozenset({Provision.OWN_TEACHER})
+        """A teacher, where it has one; or no need of one."""
+        needs_none = not self.algorithm.learning_signal.opd
+        return frozenset({Provision.OWN_TEACHER}) if needs_none or self.own_teacher is not None else frozenset()
 
     def depends_on(self) -> list[Dependence]:
         """Samples that carry what the loss learns from. Of a loss of one's own that is not known here."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from clawstream.durable_files import remove_directory
-from clawstream.errors import SettingsError, TurnLedgerError
+from clawstream.errors import SettingsError, TurnLedgerError, TurnLedgerUnreadable
 from services.trainer import checkpoint
 from services.trainer.checkpoint import Checkpoint, CheckpointError, CheckpointStore, read_checkpoint
 from services.trainer.policy import PolicySnapshot, PolicyTrainer
@@ -215,6 +215,12 @@ def test_a_checkpoint_whose_turns_are_not_remembered_is_passed_over_and_reported
     found = store.latest_good(check)
     assert found is not None
     assert (found.step, rejected) == (1, ["overwritten"])
+
+    def refuse(found: Checkpoint) -> None:
+        raise TurnLedgerUnreadable("the disk does not answer")
+
+    with pytest.raises(TurnLedgerUnreadable):  # Nothing is known of any of them: training must not begin anew.
+        store.latest_good(refuse)
 
 
 def test_a_checkpoint_of_another_format_is_refused_and_says_what_to_do() -> None:

@@ -18,7 +18,7 @@ from clawstream.errors import (
 )
 from clawstream.metrics import Metrics
 from schemas.judge_spec import JudgeSpec
-from services.judge.answers import ONE_BY_ONE_SECONDS
+from services.judge.answers import ONE_BY_ONE_SECONDS, SINGLY_FOR_NOW_SECONDS
 from services.judge.backends.generated import hint_backend
 from services.judge.backends.interface import ModelAnswer
 from services.judge.judging import ActiveJudge
@@ -103,9 +103,7 @@ async def test_what_a_call_leaves_out_is_asked_for_vote_by_vote() -> None:
     assert backend.asked == [3, 1, 3, 1, 1], "two of three do not say that it gives one only"
 
 
-@pytest.mark.parametrize(
-    "refusal", [EngineRejected("n", status=400), EngineProtocolError("n"), EngineUnavailable("500: one choice only")]
-)
+@pytest.mark.parametrize("refusal", [EngineRejected("n", status=400), EngineProtocolError("n")])
 async def test_a_model_that_refuses_several_is_asked_vote_by_vote_for_a_while(refusal: Exception) -> None:
     clock = ManualClock()
     setting = Setting("", several_answers=True, clock=clock)
@@ -141,8 +139,8 @@ async def test_a_request_that_is_refused_for_good_abstains_and_says_nothing_abou
         (EngineBusy("slow down", retry_after_seconds=None), [3]),
         (EngineUnreachable("nobody there"), [3]),
         (EngineTimeout("silent"), [3]),
-        (EngineUnavailable("500"), [3, 1]),
-        (EngineRejected("who are you", status=401), [3, 1]),
+        (EngineUnavailable("500"), [3]),
+        (EngineRejected("who are you", status=401), [3]),
     ],
 )
 async def test_an_outage_is_not_asked_again_by_every_vote(outage: Exception, calls: list[int]) -> None:
@@ -151,6 +149,31 @@ async def test_an_outage_is_not_asked_again_by_every_vote(outage: Exception, cal
         await setting.score(reply("Thanks"))
     assert backend.asked == calls
     assert setting.ledger.written == []
+
+
+@pytest.mark.parametrize("failure", [EngineTimeout("slow"), EngineUnavailable("500: one choice only")])
+async def test_a_model_that_cannot_do_several_in_time_is_asked_vote_by_vote_when_the_input_comes_again(
+    failure: Exception,
+) -> None:
+    """Else one slow answer of three would cost all three, each time."""
+    clock = ManualClock()
+    setting = Setting("", several_answers=True, clock=clock)
+    setting.backend = backend = SeveralBackend(failure, [GOOD])
+    with pytest.raises((EngineUnavailable, EngineTimeout)):
+        await setting.score(reply("Thanks"))
+    assert verdicts(await setting.score(reply("Thanks"))) == [1, 1, 1]
+    assert backend.asked == [3, 1, 1, 1]
+    clock.advance(SINGLY_FOR_NOW_SECONDS)
+    await setting.score(reply("Later"))
+    assert backend.asked[4] == 3
+
+
+async def test_an_answer_that_is_not_on_the_log_counts_for_nothing_when_time_is_over() -> None:
+    setting, _ = several([GOOD, BAD, GOOD])
+    setting.ledger.failures = 1
+    with pytest.raises(BrokerUnavailable):
+        await setting.score(reply("Thanks"))
+    assert verdicts(setting.score_of_ledger(reply("Thanks"))) == ["timeout", -1, 1]
 
 
 async def test_silence_of_a_call_is_the_silence_of_its_votes() -> None:

@@ -141,6 +141,10 @@ class Setting:
         judge = ActiveJudge(spec=spec, promotion_epoch=4, backend=backend or self.backend)
         return await self.judging.score(next_state, REFERENCE, judge, accept_timeouts=accept_timeouts)
 
+    def score_of_ledger(self, next_state: NextStateEvent) -> ScoreEvent:
+        judge = ActiveJudge(spec=SPEC, promotion_epoch=4, backend=self.backend)
+        return self.judging.score_of_ledger(next_state, REFERENCE, judge)
+
 
 def verdicts(score: ScoreEvent) -> list[Any]:
     return [vote.verdict if vote.verdict is not None else vote.abstention for vote in score.votes]

@@ -200,6 +200,7 @@ LOSSES = "services.trainer.algorithms"
         ("hybrid:Hybrid", 'mode = "combine"\nmodel.computed_by = "trainer"', True, []),
         ("opd:Opd", 'mode = "opd"\nmodel.computed_by = "trainer"', False, ["no trainer here has a teacher"]),
         ("opd:Opd", 'mode = "opd"\nmodel.computed_by = "trainer"', True, []),
+        ("binary:Binary", 'mode = "combine"\nmodel.computed_by = "trainer"', False, []),  # the rewards teach it
     ],
 )
 def test_processes_that_would_learn_nothing_from_one_another(

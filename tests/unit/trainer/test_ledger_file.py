@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from clawstream.durable_files import is_out_of_space
-from clawstream.errors import TurnLedgerError
+from clawstream.errors import TurnLedgerError, TurnLedgerUnreadable
 from services.trainer import ledger_file
 from services.trainer.ledger_file import LedgerFile
 from services.trainer.turn_ledger import LedgerAddition, LedgerEntry, LedgerMark, RevisionOrder, TurnLedger
@@ -307,6 +307,22 @@ def test_a_changed_file_is_refused(turns: LedgerFile, file: Path, damage: str) -
     database.close()
     with pytest.raises(TurnLedgerError):
         turns.check(last.mark)
+
+
+def test_a_file_that_cannot_be_read_now_is_no_reason_to_begin_anew(turns: LedgerFile, file: Path) -> None:
+    """Every checkpoint rests on this one file: a disk or a lock that refuses it must not pass them all over."""
+    first = addition(LedgerMark(), entries(0, 3))
+    turns.append(first)
+    turns.close()
+    elsewhere = file.rename(file.with_name("elsewhere"))
+    with pytest.raises(TurnLedgerError):  # It is not there: nobody will bring it back.
+        turns.check(first.mark)
+    file.mkdir()  # Even root cannot open a folder.
+    with pytest.raises(TurnLedgerUnreadable, match="could not be read"):
+        turns.check(first.mark)
+    file.rmdir()
+    elsewhere.rename(file)
+    turns.check(first.mark)
 
 
 def test_torn_bytes_are_noticed_and_a_new_run_begins_with_a_file_of_its_own(turns: LedgerFile, file: Path) -> None:

@@ -92,6 +92,18 @@ def test_a_retry_with_a_continuation_below_leaves_the_words(said: str) -> None:
     assert not profile.view(user(f"{stamp}{continuation}")).is_evidence
 
 
+PIECES = ["\n", " \n", "\n\n ", "[Sun 2026-11-29 15:01 UTC] ", "a\n", "[", "Continue the current task "]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_work_of_a_rule_grows_with_the_text_and_not_with_its_square(rule: Rule) -> None:
+    """A pasted log of 100 KB blank lines would stop every user for minutes: here the test would not end in time."""
+    for piece in PIECES:
+        for text in (piece * (100_000 // len(piece)), "x" + piece * (100_000 // len(piece)) + "x"):
+            rule.pattern.sub("", text)
+            rule.pattern.match(text)
+
+
 def test_an_own_profile_replaces_a_shipped_one(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(
         'name = "generic"\ndescription = "mine"\nrules = []\n[recognise]\n', encoding="utf-8"
