@@ -104,6 +104,7 @@ def _page(
         _row(["---", *("---:" for _ in range(9))]),
         *(_run_row(results[run]) for run in planned if run in results),
         "",
+        *_ended_by_the_clock(settings, [results[run] for run in planned if run in results]),
         "## Settings",
         "",
         *(f"- {name.replace('_', ' ')}: {value}" for name, value in asdict(settings).items()),
@@ -138,6 +139,19 @@ def _run_row(result: RunResult) -> str:
             f"{result.total_seconds / 60:.0f}",
         ]
     )
+
+
+def _ended_by_the_clock(settings: StudySettings, results: Sequence[RunResult]) -> list[str]:
+    """Runs that learned from less than the others: the machine was too slow or too busy for them."""
+    short = [result for result in results if result.final_version < settings.versions]
+    if not short:
+        return []
+    named = ", ".join(f"{result.run.name} (version {result.final_version})" for result in short)
+    told = (
+        f"Ended by the clock before version {settings.versions}, so with less to learn from than the others: {named}. "
+        "Remove their result files and start the study again on a quieter machine to compare like with like."
+    )
+    return [told, ""]
 
 
 def _outcomes(summaries: Sequence[ModeSummary]) -> Figure:

@@ -179,6 +179,20 @@ def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     assert written[0] == written[1]
 
 
+def test_the_page_names_the_runs_that_the_clock_ended(tmp_path: Path) -> None:
+    results = {Run("binary", 1): result("binary", 1), Run("opd", 1): result("opd", 1)}
+    results[Run("opd", 1)] = dataclasses.replace(results[Run("opd", 1)], final_version=4)
+
+    def text(versions: int) -> str:
+        settings = dataclasses.replace(SETTINGS, versions=versions)
+        return write_document(tmp_path / "study.md", settings, planned_runs(["binary", "opd"], 1), results)[
+            0
+        ].read_text()
+
+    assert "before version 12, so with less to learn from than the others: opd-seed-1 (version 4)." in text(12)
+    assert "Ended by the clock" not in text(4)
+
+
 def test_without_any_result_there_is_no_page(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no result yet"):
         write_document(tmp_path / "study.md", SETTINGS, planned_runs(MODES, 1), {})
