@@ -5,7 +5,7 @@
 #   make study      every way to learn, three seeds each, with a control: hours; interrupt it and start it again
 #                   (STUDY_OPTIONS="--mode opd --minutes 5" for a part of it; writes docs/study.md)
 #   make test       checks, unit, contract, numerics and flow tests (the last on a real broker)
-#   make test-fast  unit and contract tests alone: under a minute
+#   make test-fast  unit and contract tests alone, meant for under a minute
 #   make check      lint, format, types
 #   make chaos      every process killed at every point, every fault, each time with an audit of the whole log
 #   make bench      the numbers of the README
