@@ -168,7 +168,10 @@ class ClientProfile:
         if not stripped and original.strip():
             return MessageView(role=role, text="", message=None, rule=None, volatile=True)
         rule = next((r for r in self._whole_message if role in r.roles and r.pattern.match(stripped)), None)
-        cleaned = message if text == original else {**message, "content": self._cut_content(message, role)}
+        cleaned = message
+        if text != original:
+            content = message.get("content")
+            cleaned = {**message, "content": self._cut_parts(content, role) if isinstance(content, list) else text}
         return MessageView(
             role=role, text=stripped, message=None if rule is not None else cleaned, rule=rule, volatile=False
         )
@@ -217,10 +220,7 @@ class ClientProfile:
                 text = rule.pattern.sub("", text)
         return text
 
-    def _cut_content(self, message: Message, role: Role | None) -> JsonValue:
-        content = message.get("content")
-        if not isinstance(content, list):
-            return self._cut(message_text(message), role)
+    def _cut_parts(self, content: list[JsonValue], role: Role | None) -> list[JsonValue]:
         parts: list[JsonValue] = []
         for part in content:
             text = part.get("text") if isinstance(part, dict) else None

@@ -92,7 +92,15 @@ def test_a_retry_with_a_continuation_below_leaves_the_words(said: str) -> None:
     assert not profile.view(user(f"{stamp}{continuation}")).is_evidence
 
 
-PIECES = ["\n", " \n", "\n\n ", "[Sun 2026-11-29 15:01 UTC] ", "a\n", "[", "Continue the current task "]
+@pytest.mark.parametrize(
+    "said",
+    ["[[reply_to_current]] [[audio_as_voice]] hello", "hello [[reply_to: 12]]\n\n[[reply_to_current]]\n", "hello"],
+)
+def test_directives_are_cut_out_of_answers_also_side_by_side(said: str) -> None:
+    assert PROFILES.named("openclaw").answer(assistant(said)).text == "hello"
+
+
+PIECES = ["\n", " \n", "\n\n ", "[Sun 2026-11-29 15:01 UTC] ", "a\n", "[", "Continue the current task ", "[[reply_to:"]
 
 
 @pytest.mark.parametrize("rule", RULES)
