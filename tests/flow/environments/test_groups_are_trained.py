@@ -3,7 +3,6 @@ trainer compares the attempts at a task with each other."""
 
 import asyncio
 import math
-import os
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +11,10 @@ from typing import Any
 import pytest
 
 from clawstream.chat_client import ChatClient
-from clawstream.errors import SandboxError
 from examples.environments.terminal.limits import Limits
 from examples.environments.terminal.rollout import RolloutOptions, RolloutResult
 from examples.environments.terminal.run import plan_rollouts, run_all
-from examples.environments.terminal.sandbox import Isolation, choose_isolation
+from examples.environments.terminal.sandbox import Isolation
 from examples.environments.terminal.task import Task
 from services.trainer.batch_archive import read_batch
 from tests.fixtures.system import RunningSystem, wait_for
@@ -32,16 +30,6 @@ TASK = Task(
     verifier="test -f done.txt",
     solution="touch done.txt",
 )
-
-
-@pytest.fixture
-def isolation() -> Isolation:
-    try:
-        return asyncio.run(choose_isolation(allow_unsandboxed=False))[0]
-    except SandboxError as error:
-        if os.environ.get("CI") == "true":
-            pytest.fail(str(error))
-        pytest.skip(str(error))
 
 
 def test_attempts_at_a_task_are_trained_against_one_another(

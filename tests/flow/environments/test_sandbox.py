@@ -18,24 +18,8 @@ from examples.environments.terminal.sandbox import Isolation, Sandbox, choose_is
 LIMITS = Limits(timeout_seconds=60.0, processes=24)
 
 
-def namespaces_work() -> bool:
-    try:
-        return asyncio.run(choose_isolation(allow_unsandboxed=False))[0] is Isolation.NAMESPACES
-    except SandboxError:
-        return False
-
-
 def exists(place: Path) -> bool:
     return place.exists()
-
-
-@pytest.fixture(scope="session")
-def isolation() -> Isolation:
-    if not namespaces_work():
-        if os.environ.get("CI") == "true":
-            pytest.fail("this machine has no namespaces for the sandbox")
-        pytest.skip("this machine has no namespaces for the sandbox")
-    return Isolation.NAMESPACES
 
 
 @pytest.fixture

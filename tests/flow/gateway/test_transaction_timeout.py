@@ -2,19 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from clawstream.bus.interface import (
-    DeliveryCallback,
-    GroupMetadata,
-    OutgoingRecord,
-    TopicPartition,
-    TransactionalProducer,
-)
+from clawstream.bus.forwarding import ForwardingTransactionalProducer
+from clawstream.bus.interface import TransactionalProducer
 from clawstream.bus.kafka import KafkaBus
 from clawstream.codec import decode_as
 from clawstream.errors import Fenced, TransactionTimedOut
@@ -38,38 +33,16 @@ TRANSACTION_TIMEOUT_SECONDS = 10.0
 GIVE_UP_SECONDS = 120.0
 
 
-class StallingProducer:
+class StallingProducer(ForwardingTransactionalProducer):
     """A transactional producer whose next commit waits until the test lets it go on."""
 
     def __init__(self, inner: TransactionalProducer, stall: Callable[[], None]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._stall = stall
-
-    @property
-    def needs_replacement(self) -> bool:
-        return self._inner.needs_replacement
-
-    def begin(self) -> None:
-        self._inner.begin()
-
-    def produce(self, record: OutgoingRecord, on_delivery: DeliveryCallback | None = None) -> None:
-        self._inner.produce(record, on_delivery)
-
-    def flush(self, timeout_seconds: float) -> None:
-        self._inner.flush(timeout_seconds)
-
-    def send_offsets(self, offsets: Mapping[TopicPartition, int], group: GroupMetadata) -> None:
-        self._inner.send_offsets(offsets, group)
 
     def commit(self) -> None:
         self._stall()
-        self._inner.commit()
-
-    def abort(self) -> None:
-        self._inner.abort()
-
-    def close(self) -> None:
-        self._inner.close()
+        super().commit()
 
 
 class StallingBus(KafkaBus):
