@@ -123,14 +123,10 @@ class Answers:
         most = self._caller.most_answers
         if most == 1 or self._clock.monotonic_seconds() < self._one_by_one_until.get(request.question.backend, 0.0):
             return await self._one_by_one(request, numbers)
-        if len(numbers) <= most:
-            return await self._together(request, numbers)
         groups = [numbers[start : start + most] for start in range(0, len(numbers), most)]
         return await _merged([self._together(request, group) for group in groups])
 
     async def _one_by_one(self, request: _Request, numbers: Sequence[int]) -> dict[int, Outcome]:
-        if len(numbers) == 1:
-            return await self._together(request, numbers)
         return await _merged([self._together(request, [number]) for number in numbers])
 
     async def _together(self, request: _Request, numbers: Sequence[int]) -> dict[int, Outcome]:
@@ -200,6 +196,8 @@ def _why_not(error: EngineRejected | EngineProtocolError | EngineUnavailable | E
 
 async def _merged(parts: Sequence[Coroutine[Any, Any, dict[int, Outcome]]]) -> dict[int, Outcome]:
     """All at once. What one raises is raised when all have ended: what the others paid for is recorded then."""
+    if len(parts) == 1:  # The usual case needs no task of its own.
+        return await parts[0]
     outcomes: dict[int, Outcome] = {}
     for result in await asyncio.gather(*parts, return_exceptions=True):
         if isinstance(result, BaseException):
