@@ -171,7 +171,8 @@ class ClientProfile:
         cleaned = message
         if text != original:
             content = message.get("content")
-            cleaned = {**message, "content": self._cut_parts(content, role) if isinstance(content, list) else text}
+            cut: JsonValue = self._cut_parts(content, role) if isinstance(content, list) else text
+            cleaned = {**message, "content": cut}
         return MessageView(
             role=role, text=stripped, message=None if rule is not None else cleaned, rule=rule, volatile=False
         )

@@ -2,14 +2,13 @@
 # Reason: hands torch snapshots on to stores that are written in torch.
 """`services.trainer.ports.Store` on a file system."""
 
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from services.trainer.checkpoint import CheckpointStore
 from services.trainer.ledger_file import LedgerFile
 from services.trainer.policy import PolicySnapshot
-from services.trainer.ports import Snapshot
+from services.trainer.ports import NewVersion, Snapshot
 from services.trainer.publish import WeightStore
 from services.trainer.turn_ledger import LedgerAddition, LedgerEntry
 
@@ -36,25 +35,16 @@ class DiskStore:
         assert isinstance(snapshot, PolicySnapshot)
         self._checkpoints.save(snapshot, progress, step)
 
-    def publish(
-        self,
-        snapshot: Snapshot,
-        *,
-        weight_version: int,
-        base_version: int | None,
-        lineage: str,
-        train_step_id: str | None,
-        created_at: datetime,
-    ) -> tuple[Path, str]:
+    def publish(self, snapshot: Snapshot, version: NewVersion) -> tuple[Path, str]:
         assert isinstance(snapshot, PolicySnapshot)
         published = self._weights.publish(
             snapshot,
             self._base_directory,
-            weight_version=weight_version,
-            base_version=base_version,
-            lineage=lineage,
-            train_step_id=train_step_id,
-            created_at=created_at,
+            weight_version=version.weight_version,
+            base_version=version.base_version,
+            lineage=version.lineage,
+            train_step_id=version.train_step_id,
+            created_at=version.created_at,
         )
         return published.directory, published.manifest_sha256
 

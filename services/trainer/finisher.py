@@ -19,7 +19,7 @@ from schemas.events import WeightVersionEvent
 from services.trainer.announcer import Announcer
 from services.trainer.events import EventRecords
 from services.trainer.history import History
-from services.trainer.ports import Snapshot, Store
+from services.trainer.ports import NewVersion, Snapshot, Store
 from services.trainer.progress import Progress
 from services.trainer.retention import ArtefactRetention
 from services.trainer.turn_ledger import LedgerAddition
@@ -119,14 +119,14 @@ class Finisher:
     def _published(self, snapshot: Snapshot, progress: Progress, train_step_id: str | None) -> list[OutgoingRecord]:
         started = self._clock.monotonic_seconds()
         now = self._clock.now()
-        directory, manifest_sha256 = self._store.publish(
-            snapshot,
+        version = NewVersion(
             weight_version=progress.weight_version,
             base_version=progress.base_version,
             lineage=progress.lineage,
             train_step_id=train_step_id,
             created_at=now,
         )
+        directory, manifest_sha256 = self._store.publish(snapshot, version)
         self._metrics.observe("publish_seconds", self._clock.monotonic_seconds() - started)
         self._logger.info("published weights", version=progress.weight_version, directory=str(directory))
         event = WeightVersionEvent(

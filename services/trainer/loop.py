@@ -104,12 +104,13 @@ class TrainerLoop:
         """
         self._finisher.check()
         now = self._clock.monotonic_seconds()
-        if self._batcher.num_waiting < _READ_AHEAD_SAMPLES or self._batcher.closes(now) is None:
+        closed_by = self._batcher.closes(now) if self._batcher.num_waiting >= _READ_AHEAD_SAMPLES else None
+        if closed_by is None:
             newest = self._progress.newest_version
             self._reader.poll(self._settings.poll_seconds, newest_published=newest, now_seconds=now)
             now = self._clock.monotonic_seconds()
+            closed_by = self._batcher.closes(now)
         self._report.waiting(self._batcher.have, self._batcher.drop_counts, now)
-        closed_by = self._batcher.closes(now)
         if closed_by is not None:
             self._step(closed_by)
             return True

@@ -6,7 +6,6 @@ is written whole or not at all, so that trying again is safe.
 
 import threading
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -15,7 +14,7 @@ from clawstream.errors import ClawstreamError
 from clawstream.log import Logger
 from services.trainer.batch_archive import ArchivedBatch
 from services.trainer.forwarding_store import ForwardingStore
-from services.trainer.ports import Archive, Snapshot, Store
+from services.trainer.ports import Archive, NewVersion, Snapshot, Store
 from services.trainer.sample import TrainingSample
 from services.trainer.turn_ledger import LedgerAddition
 
@@ -61,27 +60,8 @@ class PatientStore(ForwardingStore):
     def save_checkpoint(self, snapshot: Snapshot, progress: dict[str, Any], step: int) -> None:
         self._patience.write("checkpoint", lambda: self._inner.save_checkpoint(snapshot, progress, step))
 
-    def publish(
-        self,
-        snapshot: Snapshot,
-        *,
-        weight_version: int,
-        base_version: int | None,
-        lineage: str,
-        train_step_id: str | None,
-        created_at: datetime,
-    ) -> tuple[Path, str]:
-        return self._patience.write(
-            "weights",
-            lambda: self._inner.publish(
-                snapshot,
-                weight_version=weight_version,
-                base_version=base_version,
-                lineage=lineage,
-                train_step_id=train_step_id,
-                created_at=created_at,
-            ),
-        )
+    def publish(self, snapshot: Snapshot, version: NewVersion) -> tuple[Path, str]:
+        return self._patience.write("weights", lambda: self._inner.publish(snapshot, version))
 
 
 class PatientArchive:

@@ -1,6 +1,7 @@
 """What the loop asks of the compute half. No torch here: the loop and its tests run without it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -52,6 +53,22 @@ class Policy(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class NewVersion:
+    """Weights that are to be published: what their manifest says of where they come from."""
+
+    weight_version: int
+    """Their number."""
+    base_version: int | None
+    """The version that the step started from; None for version 0."""
+    lineage: str
+    """The training run."""
+    train_step_id: str | None
+    """The step that made them; None for version 0."""
+    created_at: datetime
+    """When they are published."""
+
+
 class Store(Protocol):
     """Checkpoints, the turn ledger and published weights. One thread writes; any thread may look for turns."""
 
@@ -70,16 +87,7 @@ class Store(Protocol):
         """Returns when the atom is on the disk. Raises CheckpointError."""
         ...
 
-    def publish(
-        self,
-        snapshot: Snapshot,
-        *,
-        weight_version: int,
-        base_version: int | None,
-        lineage: str,
-        train_step_id: str | None,
-        created_at: datetime,
-    ) -> tuple[Path, str]:
+    def publish(self, snapshot: Snapshot, version: NewVersion) -> tuple[Path, str]:
         """The artefact's directory and its manifest's sha256. The same content again gives the same answer."""
         ...
 

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 from services.trainer.batch_archive import ArchivedBatch
 from services.trainer.guards.controls import StepControls
 from services.trainer.ledger_file import LedgerFile
-from services.trainer.ports import Snapshot
+from services.trainer.ports import NewVersion, Snapshot
 from services.trainer.sample import SampleStatistics, StepResult, TrainingSample, UnchangedReason
 from services.trainer.turn_ledger import LedgerAddition, LedgerEntry
 from tests.fixtures.turn_ledgers import MemoryTurns
@@ -141,23 +140,14 @@ class FakeStore:
         self._disk.checkpoints[step] = (snapshot, copy.deepcopy(progress))
         self._faults.at("after checkpoint")
 
-    def publish(
-        self,
-        snapshot: Snapshot,
-        *,
-        weight_version: int,
-        base_version: int | None,
-        lineage: str,
-        train_step_id: str | None,
-        created_at: datetime,
-    ) -> tuple[Path, str]:
+    def publish(self, snapshot: Snapshot, version: NewVersion) -> tuple[Path, str]:
         assert isinstance(snapshot, FakeSnapshot)
         self._faults.at("before publish")
-        before = self._disk.artefacts.setdefault(weight_version, snapshot.weights)
+        before = self._disk.artefacts.setdefault(version.weight_version, snapshot.weights)
         assert before == snapshot.weights, "a version number was used again for other weights"
-        self._disk.makers[weight_version] = (lineage, train_step_id)
+        self._disk.makers[version.weight_version] = (version.lineage, version.train_step_id)
         self._faults.at("after publish")
-        return Path(f"/weights/{weight_version}"), "0" * 64
+        return Path(f"/weights/{version.weight_version}"), "0" * 64
 
     def versions(self) -> list[int]:
         return sorted(set(self._disk.artefacts) - set(self._disk.deleted))
