@@ -7,7 +7,12 @@ from clawstream.bus.memory import MemoryBus
 from tests.fixtures.buses import create_topic, kafka_bus
 
 
-@pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.kafka)])
+@pytest.fixture(
+    params=[
+        pytest.param("memory", marks=pytest.mark.memory),
+        pytest.param("kafka", marks=pytest.mark.kafka),
+    ]
+)
 def bus(request: pytest.FixtureRequest, namespace: str) -> Bus:
     if request.param == "memory":
         return MemoryBus()
