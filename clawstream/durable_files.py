@@ -4,38 +4,15 @@ The pattern: write everything into a partial directory beside the final one, syn
 directory, rename it, sync the parent. A reader that sees the final name sees all of it.
 """
 
-import errno
 import hashlib
 import os
-import re
 import shutil
-import sqlite3
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 PARTIAL_PREFIX = ".partial-"
 """Names of unfinished directories start so; nobody reads them, and the next writer removes them."""
-
-_OUT_OF_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-_RUST_OS_ERROR: Final = re.compile(r"\(os error (\d+)\)")
-"""How libraries in Rust (safetensors) word an errno."""
-
-
-def is_out_of_space(error: BaseException) -> bool:
-    """Whether `error`, or what it was raised from, is a disk or a quota without space: it may be mended by waiting."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in _OUT_OF_SPACE:
-            return True
-        if getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-            return True
-        worded = _RUST_OS_ERROR.search(str(cause))
-        if worded is not None and int(worded[1]) in _OUT_OF_SPACE:
-            return True
-        cause = cause.__cause__
-    return False
 
 
 def sync_file(path: Path) -> None:

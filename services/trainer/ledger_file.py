@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from clawstream.disk_space import reason_of
 from clawstream.durable_files import sync_directory
 from clawstream.errors import TurnLedgerError, TurnLedgerUnreadable
 from services.trainer.turn_ledger import LedgerAddition, LedgerEntry, LedgerMark
@@ -102,7 +103,8 @@ class LedgerFile:
     def append(self, addition: LedgerAddition) -> None:
         """Returns when the entries are on the disk, behind those of `addition.base` and with nothing after them.
 
-        The same again changes nothing. Raises TurnLedgerError (a full disk is its cause): then nothing has changed.
+        The same again changes nothing. Raises TurnLedgerError (its cause: a full disk or quota): then nothing has
+        changed.
         """
         if not addition.entries:
             return
@@ -175,7 +177,8 @@ class LedgerFile:
         except (sqlite3.Error, OSError) as error:
             if what == "read" and self._file.exists() and not _is_of_the_file(error):
                 raise TurnLedgerUnreadable(f"{self._file} could not be read: {error}") from error
-            raise TurnLedgerError(f"{self._file} could not be {what}: {error}") from error
+            reason = reason_of(error, self._file.parent)
+            raise TurnLedgerError(f"{self._file} could not be {what}: {reason}") from reason
 
 
 def _is_of_the_file(error: sqlite3.Error | OSError) -> bool:

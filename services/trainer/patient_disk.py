@@ -1,7 +1,7 @@
 """A full disk is waited for: what is to be written is in memory, and a restart would only have to train it again.
 
-Training stands still meanwhile, with a line in the log every few seconds; it goes on when there is space. Everything
-is written whole or not at all, so that trying again is safe.
+A used-up quota is one, too. Training stands still meanwhile, with a line in the log every few seconds; it goes on when
+there is space. Everything is written whole or not at all, so that trying again is safe.
 """
 
 import threading
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from clawstream.durable_files import is_out_of_space
+from clawstream.disk_space import FREE_SOME_SPACE, is_out_of_space
 from clawstream.errors import ClawstreamError
 from clawstream.log import Logger
 from services.trainer.batch_archive import ArchivedBatch
@@ -39,7 +39,7 @@ class DiskPatience:
                 if self._stop.is_set() or not is_out_of_space(error):
                     raise
                 self._logger.error(
-                    "the disk is full: training waits for space",
+                    f"the disk is full, or its quota: training waits; {FREE_SOME_SPACE}",
                     what=what,
                     error=str(error),
                     again_in_seconds=_RETRY_SECONDS,

@@ -1,5 +1,6 @@
 """The turn ledger on the disk, beside a plain list: whatever is killed, cut off, passed over and taken up again."""
 
+import errno
 import os
 import resource
 import signal
@@ -14,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from clawstream.durable_files import is_out_of_space
+from clawstream.disk_space import is_out_of_space
 from clawstream.errors import TurnLedgerError, TurnLedgerUnreadable
 from services.trainer import ledger_file
 from services.trainer.ledger_file import LedgerFile
@@ -251,6 +252,60 @@ def test_a_full_disk_is_known_as_such_and_changes_nothing(file: Path, turns: Led
     turns.append(new)  # again: a disk that was waited for
     turns.check(new.mark)
     assert sorted(path.name for path in file.parent.iterdir()) == [file.name]
+
+
+@pytest.mark.parametrize("told", [errno.EDQUOT, errno.ENOSPC, errno.EIO, None])
+@pytest.mark.parametrize("max_bytes", [10_000, 60_000])
+def test_a_disk_error_of_sqlite_is_missing_space_when_the_disk_says_so(
+    file: Path, monkeypatch: pytest.MonkeyPatch, max_bytes: int, told: int | None
+) -> None:
+    """SQLite has no word for a quota. Its own writes fail here at a limit of the process: in journal or file."""
+    old = addition(LedgerMark(), entries(0, 200))
+    LedgerFile(file).append(old)
+    new = addition(old.mark, entries(200, 1000))
+
+    def refuse(descriptor: int, content: bytes) -> int:
+        if told is None:
+            return len(content)
+        raise OSError(told, os.strerror(told))
+
+    def append() -> None:
+        turns = LedgerFile(file)
+        turns.check(old.mark)
+        limit_files(max_bytes, signal.SIG_IGN)
+        monkeypatch.setattr(os, "write", refuse)
+        with pytest.raises(TurnLedgerError) as refused:
+            turns.append(new)
+        monkeypatch.undo()
+        assert is_out_of_space(refused.value) is (told in (errno.EDQUOT, errno.ENOSPC)), refused.value
+        assert [path.name for path in file.parent.iterdir() if not path.name.endswith("-journal")] == [file.name]
+
+    assert in_a_child(append) == 0
+    turns = LedgerFile(file)
+    turns.append(new)
+    turns.check(new.mark)
+    turns.close()
+
+
+def test_a_journal_that_cannot_be_made_for_a_quota_is_missing_space(
+    file: Path, turns: LedgerFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quota on the number of files."""
+    real_open = os.open
+
+    def refuse(path: Path, *arguments: int) -> int:
+        if "space" in str(path):
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        return real_open(path, *arguments)
+
+    old = addition(LedgerMark(), entries(0, 2))
+    turns.append(old)
+    journal = file.with_name(f"{file.name}-journal")
+    journal.mkdir()
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(TurnLedgerError) as refused:
+        turns.append(addition(old.mark, entries(2, 2)))
+    assert is_out_of_space(refused.value), refused.value
 
 
 def test_another_refusal_of_the_disk_is_no_missing_space(turns: LedgerFile, file: Path) -> None:

@@ -2,13 +2,15 @@
 
 import errno
 import os
+import sqlite3
 import threading
 from pathlib import Path
 
 import pytest
 from safetensors import SafetensorError
 
-from clawstream.durable_files import is_out_of_space, replace_file
+from clawstream.disk_space import is_out_of_space
+from clawstream.durable_files import replace_file
 from clawstream.errors import BlobError, WeightsError
 from clawstream.log import get_logger
 from services.trainer import patient_disk
@@ -20,6 +22,12 @@ from tests.unit.trainer.fake_compute import Disk as FakeDisk
 from tests.unit.trainer.fake_compute import FakeStore, Faults
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def sqlite_error(code: int) -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError("as SQLite words it")
+    error.sqlite_errorcode = code
+    return error
 
 
 def raised_from(cause: BaseException) -> WeightsError:
@@ -35,6 +43,9 @@ def raised_from(cause: BaseException) -> WeightsError:
         (OSError(errno.EDQUOT, "quota"), True),
         (raised_from(FULL), True),
         (raised_from(SafetensorError("I/O error: No space left on device (os error 28)")), True),
+        (raised_from(sqlite_error(sqlite3.SQLITE_FULL)), True),
+        (raised_from(SafetensorError("I/O error: Disk quota exceeded (os error 122)")), True),
+        (raised_from(sqlite_error(sqlite3.SQLITE_IOERR_WRITE)), False),
         (OSError(errno.EACCES, "denied"), False),
         (raised_from(SafetensorError("I/O error: Permission denied (os error 13)")), False),
         (WeightsError("other weights"), False),
