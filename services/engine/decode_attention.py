@@ -41,8 +41,8 @@ class DecodeGroup:
     """[key_bags * head_dim] rows of the keys as [.., BLOCK_TOKENS]"""
     key_offsets: Tensor
     """[group_rows * heads * blocks + 1] where each bag starts; bags beyond a row's last block are empty"""
-    mask: Tensor
-    """[group_rows, 1, blocks * BLOCK_TOKENS] to add to the scores"""
+    is_unseen: Tensor
+    """[group_rows, 1, blocks * BLOCK_TOKENS] keys behind a row's last token: whatever is there, NaN too, is nothing"""
     weight_positions: Tensor
     """[value_rows] positions in the flat weights [group_rows, heads, blocks * BLOCK_TOKENS]"""
     value_rows: Tensor
@@ -53,15 +53,17 @@ class DecodeGroup:
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """[group_rows, heads, head_dim] -> the same, in fp32. `keys` and `values`: the cache's, of one layer."""
         num_rows, heads, head_dim = queries.shape
+        scaled = queries * head_dim**-0.5
         scores = embedding_bag(
             self.key_rows,
             keys.view(-1, BLOCK_TOKENS),
             self.key_offsets,
             mode="sum",
-            per_sample_weights=queries.reshape(-1, head_dim).index_select(0, self.query_rows).view(-1),
+            per_sample_weights=scaled.reshape(-1, head_dim).index_select(0, self.query_rows).view(-1),
             include_last_offset=True,
         )  # [group_rows * heads * blocks, BLOCK_TOKENS]
-        scores = torch.add(self.mask, scores.view(num_rows, heads, -1), alpha=head_dim**-0.5)
+        # Filled, not added to: NaN plus -inf is NaN.
+        scores = scores.view(num_rows, heads, -1).masked_fill_(self.is_unseen, -torch.inf)
         weights = scores.softmax(dim=-1).view(-1).index_select(0, self.weight_positions)
         attended = embedding_bag(
             self.value_rows,
@@ -123,7 +125,7 @@ def plan_group(
         query_rows=bags // blocks,
         key_rows=(first_key_rows.unsqueeze(1) + torch.arange(cache.head_dim)).view(-1).int(),
         key_offsets=pad(block_is_read.cumsum(0) * cache.head_dim, (1, 0)).int(),
-        mask=torch.zeros(is_seen.shape).masked_fill_(~is_seen, -torch.inf).unsqueeze(1),
+        is_unseen=~is_seen.unsqueeze(1),
         weight_positions=weight_positions,
         value_rows=all_value_rows.index_select(0, weight_positions).int(),
         value_offsets=pad(key_counts.expand(-1, heads).reshape(-1).cumsum(0), (1, 0)).int(),

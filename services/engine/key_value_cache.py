@@ -35,7 +35,6 @@ class KeyValueCache:
         self.num_kv_heads, self.head_dim = architecture.num_kv_heads, architecture.head_dim
         self.blocks = -(-context_tokens // BLOCK_TOKENS)
         heads = (slots, self.num_kv_heads)
-        # Zeros, not empty: what lies behind a slot's last token is computed before it is masked, and a NaN would stay.
         keys_shape = (*heads, self.blocks, self.head_dim, BLOCK_TOKENS)
         self.keys = [_untouched_zeros(keys_shape, dtype) for _ in range(architecture.num_layers)]
         """Per layer [slots, kv_heads, blocks, head_dim, BLOCK_TOKENS]: transposed within each block of tokens"""
@@ -66,11 +65,6 @@ class KeyValueCache:
             memory[target, :, :blocks] = memory[source, :, :blocks]
         for memory in self.values:
             memory[target, :, :length] = memory[source, :, :length]
-
-    def clear(self, slot: int) -> None:
-        """Zero one slot, so that non-finite values in it cannot reach its next user."""
-        for memory in (*self.keys, *self.values):
-            memory[slot].zero_()
 
 
 def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

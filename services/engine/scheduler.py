@@ -187,11 +187,9 @@ class Scheduler:
         answer.report(self.weight_version)
 
     def _fail_non_finite(self, planned: Sequence[PlannedChunk]) -> None:
-        """End all of a step that gave NaN or infinity: the weights are broken, and so is what is in the slots."""
+        """End all of a step that gave NaN or infinity: the weights are broken, and so is what is in their slots."""
         message = f"weights {self.weight_version} gave logits that are not finite"
         for plan in planned:
-            assert plan.answer.slot is not None
-            self._transformer.cache.clear(plan.answer.slot)
             self._end_early(plan.answer, {"type": "abort", "message": message, "status_code": 500}, keep=False)
 
 

@@ -51,12 +51,18 @@ def expected_attention(cache: KeyValueCache, slot: int, length: int, queries: Te
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, SLOTS - 1), st.integers(1, CONTEXT_TOKENS)), min_size=1, unique_by=lambda row: row[0]
-    )
+    ),
+    left=st.sampled_from([None, torch.nan, torch.inf, -torch.inf]),
 )
 def test_every_row_attends_to_its_own_slot_up_to_its_length(
-    architecture: ModelArchitecture, rows: list[tuple[int, int]]
+    architecture: ModelArchitecture, rows: list[tuple[int, int]], left: float | None
 ) -> None:
+    """Whatever an earlier user of the slot has `left` behind it."""
     cache = random_cache(architecture)
+    for slot, length in rows if left is not None else ():
+        positions = torch.arange(length, cache.blocks * BLOCK_TOKENS)
+        rest = torch.full((len(positions), KV_HEADS, HEAD_DIM), left)
+        cache.write(1, cache.places(torch.full_like(positions, slot), positions), rest, rest)
     queries = torch.randn(len(rows), HEADS, HEAD_DIM, generator=torch.Generator().manual_seed(2))
     groups = plan_groups([slot for slot, _ in rows], [length for _, length in rows], HEADS, cache)
     attended = decode_attention(groups, queries, cache.keys[1], cache.values[1])
@@ -70,7 +76,7 @@ def test_one_long_row_does_not_pad_the_short_ones(architecture: ModelArchitectur
     cache = KeyValueCache(architecture, SLOTS, 40 * BLOCK_TOKENS, torch.float32)
     groups = plan_groups(list(range(SLOTS)), [3, 5, 2500, *[4] * 6], HEADS, cache)
     assert sorted(row for group in groups for row in group.rows.tolist()) == list(range(SLOTS))
-    assert sum(group.mask.numel() for group in groups) < 3 * 2500  # one rectangle would have 9 * 2500
+    assert sum(group.is_unseen.numel() for group in groups) < 3 * 2500  # one rectangle would have 9 * 2500
     even = plan_groups(list(range(SLOTS)), [100 + row for row in range(SLOTS)], HEADS, cache)
     assert [group.rows.tolist() for group in even] == [list(range(SLOTS))]
 
