@@ -115,6 +115,10 @@ class Ledger:
         BrokerUnavailable: the entry is kept, so that it can be found and recorded again without another call.
         FatalBusError: nothing can be written any more.
         """
+        return await self._record(events)
+
+    async def _record(self, events: Sequence[LlmCallEvent]) -> list[LlmCallEvent | BusError]:
+        """`record`, by itself again for what is too large: not by what a subclass makes of `record`."""
         for event in events:
             self._remember(event)
             self._unwritten.add(event.call_id)
@@ -123,7 +127,7 @@ class Ledger:
         for event, failure in zip(events, failures, strict=True):
             if isinstance(failure, RecordRejected) and event.response is not None:
                 self._logger.warning("an answer does not fit into the ledger; its vote abstains", error=str(failure))
-                results += await self.record([event.model_copy(update={"response": None})])
+                results += await self._record([event.model_copy(update={"response": None})])
                 continue
             if failure is None:
                 self._unwritten.discard(event.call_id)

@@ -1,5 +1,6 @@
 """A replay by a model, in memory: calls that were made before are free, whoever made them."""
 
+import asyncio
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,8 +16,10 @@ from clawstream.metrics import Metrics
 from schemas.events import LlmCallEvent, NextStateEvent, ReplayScoreEvent
 from schemas.judge_spec import JudgeSpec
 from services.judge.ledger import request_checksum
+from services.judge.ledger_writer import LedgerWriter
 from services.judge.replay.call_store import CallStore
 from services.judge.replay.comparison import compare
+from services.judge.replay.ledger import ReplayLedger
 from services.judge.replay.planning import make_plan
 from services.judge.replay.report import html_report, json_report, tables
 from services.judge.replay.run import run_replay
@@ -116,3 +119,38 @@ async def test_only_votes_that_nobody_asked_for_are_paid_and_those_once(log: Jud
     assert votes[first] == votes[second]
     assert list(votes[first].values()) == [[1, 1, 1, -1, -1]] * INPUTS
     assert {each.verdict for each in scores} == {1}
+
+
+FITS, TOO_LARGE = "fine", "x" * 3_000_000
+
+
+@pytest.mark.parametrize("answers", [[FITS], [TOO_LARGE], [FITS, TOO_LARGE, FITS], [TOO_LARGE, TOO_LARGE]])
+async def test_every_answer_is_paid_once_whether_the_log_takes_it_or_not(
+    log: JudgedLog, tmp_path: Path, answers: list[str]
+) -> None:
+    writer = LedgerWriter(log.bus.producer, flush_timeout_seconds=60.0, on_failure=lambda: None)
+    store = CallStore(tmp_path / "calls.sqlite")
+    ledger = ReplayLedger(log.bus, writer, store, NEW, namespace="test", source="judge/tests", logger=get_logger())
+    events = [
+        LlmCallEvent(
+            call_id=f"call-{number}",
+            next_state_id="next",
+            session_id="session",
+            judge_spec_hash=NEW.spec_hash,
+            purpose="verdict",
+            vote=number,
+            model="m",
+            request_sha256="0" * 64,
+            response={"text": answer, "finish_reason": "stop"},
+            seconds=1.0,
+            called_at=NOW,
+        )
+        for number, answer in enumerate(answers)
+    ]
+    recorded = await ledger.record(events)
+    await asyncio.to_thread(writer.close)
+    assert [isinstance(each, LlmCallEvent) and each.response is not None for each in recorded] == [
+        answer == FITS for answer in answers
+    ]
+    assert (ledger.paid, store.costs(NEW.spec_hash).calls) == (len(answers), len(answers))
+    store.close()
