@@ -1,6 +1,5 @@
 """How a process is started and how its readiness shows. Pure."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,13 +80,11 @@ def _service_launch(
     operations_port: int,
 ) -> Launch:
     service = process.service.value
-    arguments = ["-m", f"services.{service}", *config, "--process", process.name]
-    command = [python, *arguments]
+    command = [python, "-m", f"services.{service}", *config, "--process", process.name]
     if process.ranks > 1:
-        torchrun = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={process.ranks}"]
-        # It passes SIGTERM on and would else kill a rank that still finishes its step.
-        torchrun.append(f"--shutdown-timeout={math.ceil(process.stop_timeout_seconds)}")
-        command = [*torchrun, *arguments]
+        timeout = f"--stop-timeout-seconds={process.stop_timeout_seconds:g}"
+        launcher = [python, "-m", f"services.{service}.launch_ranks", f"--ranks={process.ranks}", timeout]
+        command = [*launcher, *config, "--process", process.name]
     values = {**cast("Mapping[str, Any]", document.get(service, {})), **process.overrides}
     host = str(values.get("host", "127.0.0.1"))
     # A wildcard address binds everywhere; on this machine it is reached by loopback.

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
 
-import psutil
-
 from clawstream.clock import Clock
 from clawstream.errors import SupervisorError
 from clawstream.log import Logger
@@ -60,7 +58,6 @@ class ManagedProcess:
         self._launch: Launch | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._identity: ProcessIdentity | None = None
-        self._descendants: set[ProcessIdentity] = set()
         self._probe: ReadinessProbe | None = None
         self._answer: Future[bool] | None = None
         self._started_seconds = 0.0
@@ -138,8 +135,6 @@ class ManagedProcess:
             self._answer = None
         if self._answer is None and self._clock.monotonic_seconds() >= self._next_probe_seconds and self._probe:
             self._answer = executor.submit(self._probe.is_ready)
-            if self.specification.ranks > 1:
-                self._note_descendants()
 
     def request_stop(self) -> None:
         """SIGTERM to a running process; one that only waits is stopped at once."""
@@ -158,13 +153,11 @@ class ManagedProcess:
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL to the process, its group and the descendants that left the group."""
+        """SIGKILL to the process and its group."""
         if self._child is not None:
             # An empty group is gone; a group of zombies may not be signalled on some systems.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._child.pid, signal.SIGKILL)
-        for descendant in self._descendants:
-            descendant.signal(signal.SIGKILL)
 
     def report(self) -> ProcessReport:
         """What is known about it now."""
@@ -209,18 +202,9 @@ class ManagedProcess:
             seconds = self.specification.ready_timeout_seconds
             self._detail = f"not ready after {seconds:.0f} seconds; see {self.log_file}"
 
-    def _note_descendants(self) -> None:
-        """torchrun gives every rank a session of its own, where ending the group does not reach it."""
-        assert self._child is not None
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(self._child.pid).children(recursive=True):
-                with contextlib.suppress(SupervisorError):
-                    self._descendants.add(ProcessIdentity.of(child.pid))
-
     def _reap(self, return_code: int) -> None:
         self._child = None
         self._answer = None
-        self._descendants.clear()
         if return_code >= 0:
             how = f"ended with exit code {return_code}"
         else:

@@ -77,7 +77,7 @@ class ProcessSpecification(Section):
     environment: dict[str, str] = Field(default={})
     """Further environment variables."""
     ranks: int = Field(default=1, ge=1)
-    """Number of trainer ranks; more than one runs under torchrun."""
+    """Number of trainer ranks; more than one runs under `services.trainer.launch_ranks`."""
     ready: ReadySpecification | None = None
     """How to see that it is ready. Services know this by themselves; a command without it is ready once it runs."""
     ready_timeout_seconds: float = Field(default=300.0, gt=0)

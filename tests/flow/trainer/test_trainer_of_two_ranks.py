@@ -22,7 +22,7 @@ from clawstream import topics
 from clawstream.blobs import resolve
 from clawstream.bus.kafka import KafkaBus
 from clawstream.clock import SystemClock
-from clawstream.settings import KafkaSettings
+from clawstream.settings import EXIT_CODE_WRONG_SETTINGS, KafkaSettings
 from clawstream.supervisor import control
 from clawstream.supervisor.report import ProcessState, read_report
 from clawstream.supervisor.settings import SystemSettings, load_system_settings
@@ -240,3 +240,16 @@ def test_two_ranks_learn_what_one_learns_and_survive_the_death_of_one(
         difference = (found[name] - tensor).abs()
         assert difference.max() < 1e-5, name
         assert difference.mean() < 1e-3 * learned[name].abs().mean(), name
+
+
+@pytest.mark.parametrize("run", ["tensor"], indirect=True)
+def test_a_mistake_that_only_the_first_rank_can_name_is_not_started_again(run: Run, tmp_path: Path) -> None:
+    """The other one cannot read the model either, but does not know whose fault that is, and may end first."""
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    document = run.file.read_text()
+    supervisor = control.start_detached(run.settings, run.file, dict(os.environ))
+    wait_for(lambda: not supervisor.is_alive(), "nothing is left to run", PATIENCE_SECONDS)
+    process = run.process()
+    assert (process.state, process.starts) == (ProcessState.FAILED, 1), document + process.log_file.read_text()
+    assert f"exit code {EXIT_CODE_WRONG_SETTINGS}" in process.detail

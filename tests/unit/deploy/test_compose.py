@@ -220,5 +220,5 @@ def test_gpus_are_used_once() -> None:
         for device in entry["device_ids"]
     ]
     assert sorted(reserved) == [str(number) for number in range(8)]
-    ranks = next(word for word in CONTAINERS["trainer-gpu8"]["command"] if word.startswith("--nproc-per-node="))
+    ranks = next(word for word in CONTAINERS["trainer-gpu8"]["command"] if word.startswith("--ranks="))
     assert int(ranks.split("=")[1]) % settings_of("trainer-gpu8").tensor_parallel_size == 0
