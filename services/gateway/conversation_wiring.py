@@ -36,7 +36,8 @@ def build_conversations(
 ) -> GatewayConversations:
     """Opens the files of this gateway and wires everything. `start` must be called next.
 
-    Raises SettingsError (profiles, secret, blob store) and OutboxError (used by another process, damaged).
+    Raises SettingsError (profiles, secret, blob store) and OutboxError (used by another process, damaged); OSError and
+    TurnIndexUnwritable when the disk refuses: then nothing is open, and it may be called again.
     """
     own = settings.conversations
     directory = settings.data_directory / settings.name / settings.kafka.namespace
@@ -57,7 +58,11 @@ def build_conversations(
         new_id=lambda: str(id_source()),
         sync=with_sync_crash(os.fdatasync, crash),
     )
-    store = TurnIndexStore(directory / "turn-index.sqlite", cache_bytes=own.index_cache_bytes)
+    try:
+        store = TurnIndexStore(directory / "turn-index.sqlite", cache_bytes=own.index_cache_bytes)
+    except BaseException:
+        outbox.close()
+        raise
     index = TurnIndex(store)
     follower = IndexFollower(
         bus=bus,

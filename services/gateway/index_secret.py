@@ -13,7 +13,7 @@ _SECRET_BYTES = 32
 def load_or_create_secret(file: Path) -> bytes:
     """The secret in `file`, readable by its owner only. Gateways that start at the same moment get the same one.
 
-    Raises SettingsError when the file is too short to be a secret.
+    Raises SettingsError when the file is too short to be a secret, OSError when the disk refuses a new one.
     """
     if not file.exists():
         _create(file)
@@ -27,16 +27,16 @@ def _create(file: Path) -> None:
     """Writes beside the name and links it: the name appears with all of its content, once."""
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_name(f".{file.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        os.write(descriptor, secrets.token_bytes(_SECRET_BYTES))
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.write(descriptor, secrets.token_bytes(_SECRET_BYTES))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         os.link(draft, file)
     except FileExistsError:
         pass  # Another gateway was faster: its secret is the secret.
     finally:
-        draft.unlink()
+        draft.unlink(missing_ok=True)
     sync_directory(file.parent)

@@ -59,7 +59,8 @@ class Outbox:
         """Opens the outbox, or makes one, and recovers what it holds.
 
         `max_bytes` bounds what waits for the log, `segment_bytes` is when a new file is begun, `sync` makes a file
-        descriptor's content durable. Raises OutboxError when another process has it open or a file is damaged.
+        descriptor's content durable. Raises OutboxError when another process has it open or a file is damaged,
+        OSError when the disk refuses: then it is not open.
         """
         self._directory = directory
         self._max_bytes = max_bytes
@@ -81,11 +82,11 @@ class Outbox:
         try:
             self.outbox_id = outbox_identity(directory, new_id)
             self._segments, self.torn_bytes = recover_segments(directory, sync)
+            self._descriptor = os.open(self._segments[-1].path, os.O_WRONLY)
         except BaseException:
             os.close(self._lock_descriptor)
             raise
         self._released = self._segments[0].first_sequence
-        self._descriptor = os.open(self._segments[-1].path, os.O_WRONLY)
         self._thread = threading.Thread(target=self._write_loop, name="outbox-writer", daemon=True)
         self._thread.start()
 

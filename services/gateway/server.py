@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -15,8 +16,10 @@ import uvicorn
 from clawstream.bus.interface import Bus
 from clawstream.clock import SystemClock
 from clawstream.crash_points import CrashPoint
+from clawstream.disk_patience import DiskPatience
+from clawstream.disk_space import is_out_of_space
 from clawstream.engine.client import HttpEngineClient
-from clawstream.errors import ContractError, SettingsError
+from clawstream.errors import ClawstreamError, ContractError, SettingsError
 from clawstream.log import Logger
 from clawstream.metrics import Metrics
 from clawstream.operations_server import OperationsServer
@@ -51,10 +54,10 @@ async def serve(settings: GatewaySettings, bus: Bus, logger: Logger, crash: Cras
     """Serves until SIGTERM, SIGINT or a failure that only a new process can mend. Returns the exit code.
 
     Raises SettingsError (also for a model directory without a tokenizer that fits) and OSError (a port is taken) at
-    start.
+    start. A full disk is waited for.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
-    stop = asyncio.Event()
+    stop, ending = asyncio.Event(), threading.Event()
     failures: list[Exception] = []
 
     def fail(error: Exception) -> None:
@@ -72,6 +75,20 @@ async def serve(settings: GatewaySettings, bus: Bus, logger: Logger, crash: Cras
         raise SettingsError(f"{settings.model_path} does not say its context length; set gateway.max_context_tokens")
     limit = ContextLimit(initial_limit)
     listener = _bind(settings.host, settings.port)
+    _stop_on_signals(stop, ending, logger)
+    patience = DiskPatience(ending, logger, waits="the gateway does not serve yet")
+    try:
+        conversations = await asyncio.to_thread(
+            patience.write,
+            "secret, outbox and turn index",
+            lambda: build_conversations(settings, bus, clock, uuid.uuid4, metrics, logger, crash),
+        )
+    except (ClawstreamError, OSError) as error:
+        listener.close()
+        if not (stop.is_set() and is_out_of_space(error)):
+            raise
+        logger.info("ended before there was space")
+        return 0
     timeouts = settings.engine_deadlines.as_timeouts()
     clients = {
         engine.name: HttpEngineClient(
@@ -83,7 +100,6 @@ async def serve(settings: GatewaySettings, bus: Bus, logger: Logger, crash: Cras
         )
         for engine in settings.engines
     }
-    conversations = build_conversations(settings, bus, clock, uuid.uuid4, metrics, logger, crash)
     gate = build_gate(
         gateway=settings.name,
         policy=settings.policy,
@@ -166,7 +182,6 @@ async def serve(settings: GatewaySettings, bus: Bus, logger: Logger, crash: Cras
     operations = OperationsServer(
         settings.operations_host, settings.operations_port, metrics=metrics, ready=is_ready, status=status
     )
-    _stop_on_signals(stop, logger)
     await conversations.start()
     await gate.start()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -208,7 +223,7 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _stop_on_signals(stop: asyncio.Event, logger: Logger) -> None:
+def _stop_on_signals(stop: asyncio.Event, ending: threading.Event, logger: Logger) -> None:
     """The first signal ends in order. A second one ends at once: what was acknowledged is on disk already."""
 
     def received(number: int) -> None:
@@ -216,6 +231,7 @@ def _stop_on_signals(stop: asyncio.Event, logger: Logger) -> None:
             logger.warning("ending at once", signal=signal.Signals(number).name)
             os._exit(128 + number)
         stop.set()
+        ending.set()
 
     for number in _SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, received, number)

@@ -8,13 +8,14 @@ import sqlite3
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 import orjson
 
+from clawstream.disk_space import FREE_SOME_SPACE, is_out_of_space, reason_of
 from clawstream.errors import TurnIndexUnwritable
 from schemas.events import TurnIndexEvent
 from services.gateway.known_turn import KnownTurn
@@ -59,7 +60,7 @@ class TurnIndexStore:
     def __init__(self, file: Path, *, cache_bytes: int) -> None:
         """Opens or makes the file. One of another format is emptied: the topic holds all of it.
 
-        Raises TurnIndexUnwritable.
+        Raises TurnIndexUnwritable, OSError.
         """
         file.parent.mkdir(parents=True, exist_ok=True)
         self._file = file
@@ -70,8 +71,8 @@ class TurnIndexStore:
         self._marked: list[str] = []
         """Of those, which the transaction that is open has marked."""
         self._was_refused = False
-        with self._refusals():
-            self._writer = self._connect(file, cache_bytes)
+        with self._refusals(at_start=True), ExitStack() as opened:
+            self._writer = opened.enter_context(closing(self._connect(file, cache_bytes)))
             found = self._writer.execute("PRAGMA user_version").fetchone()[0]
             if found not in (0, _FORMAT):
                 self._writer.execute("DROP TABLE IF EXISTS turns")
@@ -79,8 +80,9 @@ class TurnIndexStore:
             if found != _FORMAT:
                 self._writer.executescript(_SCHEMA)
                 self._writer.execute(f"PRAGMA user_version = {_FORMAT}")
-            self._reader = self._connect(file, cache_bytes)
+            self._reader = opened.enter_context(closing(self._connect(file, cache_bytes)))
             self._reader.execute("PRAGMA query_only = ON")
+            opened.pop_all()
 
     def close(self) -> None:
         """Closes both connections."""
@@ -176,13 +178,15 @@ class TurnIndexStore:
                 self._marked.append(turn_id)
 
     @contextmanager
-    def _refusals(self) -> Generator[None]:
+    def _refusals(self, *, at_start: bool = False) -> Generator[None]:
+        """`at_start` the file itself may not be there yet, and whether waiting helps is asked."""
         try:
             yield
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & _PRIMARY_CODE not in _REFUSALS:
+            reason = reason_of(error, self._file.parent) if at_start else error
+            if error.sqlite_errorcode & _PRIMARY_CODE not in _REFUSALS and not is_out_of_space(reason):
                 raise
-            raise TurnIndexUnwritable(f"{self._file}: {error}; free some space") from error
+            raise TurnIndexUnwritable(f"{self._file}: {reason}; {FREE_SOME_SPACE}") from reason
 
     # ---- reading
 
@@ -250,8 +254,12 @@ class TurnIndexStore:
     @staticmethod
     def _connect(file: Path, cache_bytes: int) -> sqlite3.Connection:
         connection = sqlite3.connect(file, check_same_thread=False, isolation_level=None, timeout=30.0)
-        connection.execute("PRAGMA journal_mode = WAL")
-        # The topic is the truth: after a power cut the last transactions are simply read again.
-        connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute(f"PRAGMA cache_size = -{max(64, cache_bytes // 2048)}")
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            # The topic is the truth: after a power cut the last transactions are simply read again.
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute(f"PRAGMA cache_size = -{max(64, cache_bytes // 2048)}")
+        except BaseException:
+            connection.close()
+            raise
         return connection

@@ -15,6 +15,7 @@ import torch
 
 from clawstream.clock import SystemClock
 from clawstream.crash_points import crash_point, with_bus_crash
+from clawstream.disk_patience import DiskPatience
 from clawstream.encryption.bus import open_bus
 from clawstream.errors import (
     BusError,
@@ -40,7 +41,7 @@ from services.trainer.engine.adapter_weights import CONFIG_NAME
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.history import History
 from services.trainer.ledger_file import LedgerFile
-from services.trainer.patient_disk import DiskPatience, PatientArchive, PatientStore
+from services.trainer.patient_disk import PatientArchive, PatientStore
 from services.trainer.progress import Progress
 from services.trainer.progress_report import ProgressReport
 from services.trainer.publish import WeightStore
@@ -138,7 +139,7 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
         )
         turns = LedgerFile(root / "turn-ledger.sqlite")
         weights = weight_store(settings)
-        patience = DiskPatience(stop, logger)
+        patience = DiskPatience(stop, logger, waits="training waits")
         store = PatientStore(DiskStore(checkpoints, turns, weights, settings.model), patience)
         trainer = Trainer(
             settings,

@@ -4,47 +4,16 @@ A used-up quota is one, too. Training stands still meanwhile, with a line in the
 there is space. Everything is written whole or not at all, so that trying again is safe.
 """
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any
 
-from clawstream.disk_space import FREE_SOME_SPACE, is_out_of_space
-from clawstream.errors import ClawstreamError
-from clawstream.log import Logger
+from clawstream.disk_patience import DiskPatience
 from services.trainer.batch_archive import ArchivedBatch
 from services.trainer.forwarding_store import ForwardingStore
 from services.trainer.ports import Archive, NewVersion, Snapshot, Store
 from services.trainer.sample import TrainingSample
 from services.trainer.turn_ledger import LedgerAddition
-
-_RETRY_SECONDS: Final = 3.0
-
-Result = TypeVar("Result")
-
-
-class DiskPatience:
-    """Tries again until there is space, or the process is to end."""
-
-    def __init__(self, stop: threading.Event, logger: Logger) -> None:
-        self._stop = stop
-        self._logger = logger
-
-    def write(self, what: str, write: Callable[[], Result]) -> Result:
-        """What `write` returns. Raises what it raised for another reason than space, or at the end of the process."""
-        while True:
-            try:
-                return write()
-            except ClawstreamError as error:
-                if self._stop.is_set() or not is_out_of_space(error):
-                    raise
-                self._logger.error(
-                    f"the disk is full, or its quota: training waits; {FREE_SOME_SPACE}",
-                    what=what,
-                    error=str(error),
-                    again_in_seconds=_RETRY_SECONDS,
-                )
-            self._stop.wait(_RETRY_SECONDS)
 
 
 class PatientStore(ForwardingStore):

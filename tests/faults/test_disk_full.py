@@ -53,12 +53,12 @@ async def test_a_gateway_whose_disk_is_full_goes_on_and_recovers(
     chaos: Chaos,
 ) -> None:
     disk = await asyncio.to_thread(small_disk, 16 << 20)
-    ports = free_ports(4)
-    urls = [f"http://127.0.0.1:{port}" for port in ports[:2]]
+    ports = free_ports(6)
+    urls = [f"http://127.0.0.1:{port}" for port in ports[:3]]
     async with StubEngine(max_context_tokens=400_000, default_answer=answers(seed=1)) as engine:
 
         def start(number: int) -> ServiceProcess:
-            data = (disk.path, tmp_path)[number] / "data"
+            data = (disk.path, tmp_path, disk.path)[number] / "data"
             return start_service(
                 "gateway",
                 f"""\
@@ -70,7 +70,7 @@ namespace = "{namespace}"
 name = "gateway-{number}"
 model_path = "{tiny_model_directory}"
 port = {ports[number]}
-operations_port = {ports[2 + number]}
+operations_port = {ports[3 + number]}
 max_context_tokens = 400000
 engine_deadlines = {{ connect_seconds = 120.0 }}
 engines = [{{ name = "one", url = "{engine.base_url}" }}]
@@ -121,9 +121,14 @@ conversations = {{ outbox_segment_bytes = 20000, index_secret_file = "{tmp_path 
         else:
             pytest.fail(f"what the other gateway served is not found:\n{full.text()[-4000:]}")
         full.kill()
-        again = start(0)
-        await asyncio.to_thread(wait_until, lambda: is_ready(urls[0]), "the gateway serves again", again)
-        for each in (again, other):
+        disk.fill()
+        again, new = start(0), start(2)
+        for each in (again, new):
+            await asyncio.to_thread(wait_until, lambda each=each: waits_for_space(each), "it waits for space", each)
+        disk.free()
+        for url, each in ((urls[0], again), (urls[2], new)):
+            await asyncio.to_thread(wait_until, lambda url=url: is_ready(url), "the gateway serves", each)
+        for each in (again, new, other):
             assert await asyncio.to_thread(each.stop) == 0, each.text()
 
     turns = await asyncio.to_thread(log.events, topics.TURNS, TurnEvent)
@@ -133,6 +138,12 @@ conversations = {{ outbox_segment_bytes = 20000, index_secret_file = "{tmp_path 
     assert not at_other.unrecorded
     await asyncio.to_thread(chaos.audited, broker, namespace)
     chaos.counts.faults_survived += 1
+
+
+def waits_for_space(gateway: ServiceProcess) -> bool:
+    """Before it serves (one with new files), or with an index that it cannot write; it says so again and again."""
+    assert gateway.process.poll() is None, gateway.text()
+    return gateway.text().count("disk is full") > 1
 
 
 def is_alive(url: str) -> bool:
@@ -145,6 +156,7 @@ def keeps_nothing_more(chat: Chat, disk: SmallDisk) -> bool:
     return all(said.last_is_unrecorded for said in chat.said)
 
 
+@pytest.mark.parametrize("refuses_as", ["a full disk", "a quota"])
 def test_a_trainer_whose_disk_is_full_waits_and_goes_on(
     log: JudgedLog,
     broker: str,
@@ -152,14 +164,16 @@ def test_a_trainer_whose_disk_is_full_waits_and_goes_on(
     tmp_path: Path,
     start_service: StartService,
     small_disk: Callable[[int], SmallDisk],
+    quota: dict[str, str],
     chaos: Chaos,
+    refuses_as: str,
 ) -> None:
     disk = small_disk(16 << 20)
     model = save_tiny_model("qwen3", tmp_path / "model")
     numbers = [number for number in range(54) if number % 3]  # every third is neutral, and makes no sample
     write_samples(log, broker, numbers[:12])
     toml = small_trainer_toml(disk.path / "data", broker, namespace, model)
-    environment: dict[str, Any] = {"OMP_NUM_THREADS": "1"}
+    environment: dict[str, Any] = {"OMP_NUM_THREADS": "1"} | (quota if refuses_as == "a quota" else {})
     trainer = start_service("trainer", toml, environment)
 
     def trained() -> int:

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
+from clawstream import disk_patience
+from clawstream.disk_patience import DiskPatience
 from clawstream.disk_space import is_out_of_space
 from clawstream.durable_files import replace_file
 from clawstream.errors import BlobError, WeightsError
 from clawstream.log import get_logger
-from services.trainer import patient_disk
 from services.trainer.batch_archive import ArchivedBatch
 from services.trainer.ledger_file import LedgerFile
-from services.trainer.patient_disk import DiskPatience, PatientArchive, PatientStore
+from services.trainer.patient_disk import PatientArchive, PatientStore
 from services.trainer.turn_ledger import LedgerAddition, LedgerEntry, LedgerMark
 from tests.unit.trainer.fake_compute import Disk as FakeDisk
 from tests.unit.trainer.fake_compute import FakeStore, Faults
@@ -81,11 +82,11 @@ class ForwardingTurns(FakeStore):
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patient_disk, "_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(disk_patience, "_RETRY_SECONDS", 0.001)
 
 
 def test_a_full_disk_is_tried_again_until_there_is_space() -> None:
-    archive = PatientArchive(Disk(FULL, FULL), DiskPatience(threading.Event(), get_logger()))
+    archive = PatientArchive(Disk(FULL, FULL), DiskPatience(threading.Event(), get_logger(), waits="it waits"))
     assert archive.write("lineage", 1, []).path == Path("lineage")
 
 
@@ -106,7 +107,7 @@ def test_a_turn_ledger_without_space_is_tried_again_too(tmp_path: Path) -> None:
 
     entries = tuple(LedgerEntry(f"turn-{number}", 2.0) for number in range(500))
     disk = ForwardingTurns(turns)
-    PatientStore(disk, DiskPatience(Freed(), get_logger())).append_turns(
+    PatientStore(disk, DiskPatience(Freed(), get_logger(), waits="it waits")).append_turns(
         LedgerAddition(old, old.after(entries), entries)
     )
     assert disk.tries == 2
@@ -117,7 +118,7 @@ def test_a_turn_ledger_without_space_is_tried_again_too(tmp_path: Path) -> None:
 def test_another_refusal_is_raised_at_once() -> None:
     disk = Disk(OSError(errno.EROFS, "read only"), FULL)
     with pytest.raises(BlobError, match="step 1"):
-        PatientArchive(disk, DiskPatience(threading.Event(), get_logger())).write("lineage", 1, [])
+        PatientArchive(disk, DiskPatience(threading.Event(), get_logger(), waits="it waits")).write("lineage", 1, [])
     assert disk.refusals == [FULL]
 
 
@@ -125,7 +126,7 @@ def test_the_end_of_the_process_is_not_held_up() -> None:
     stop = threading.Event()
     stop.set()
     with pytest.raises(BlobError, match="step 1"):
-        PatientArchive(Disk(FULL), DiskPatience(stop, get_logger())).write("lineage", 1, [])
+        PatientArchive(Disk(FULL), DiskPatience(stop, get_logger(), waits="it waits")).write("lineage", 1, [])
 
 
 def test_a_file_that_could_not_be_replaced_leaves_no_part_behind(
