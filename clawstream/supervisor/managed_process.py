@@ -1,9 +1,11 @@
 """One supervised process: its state, its runs, and how it is started and stopped."""
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
@@ -40,8 +42,12 @@ class ManagedProcess:
         restart: RestartSettings,
         clock: Clock,
         logger: Logger,
+        wake: Callable[[], None],
     ) -> None:
-        """`plan` is called before every start, because a port that was free may be taken since."""
+        """`plan` is called before every start, because a port that was free may be taken since.
+
+        `wake` is called, from any thread, when there is something to `observe` before `next_due_seconds`.
+        """
         self.specification = specification
         self.depends_on = depends_on
         self.log_file = log_file
@@ -49,6 +55,7 @@ class ManagedProcess:
         self._plan = plan
         self._clock = clock
         self._logger = logger.bind(name=specification.name)
+        self._wake = wake
         self._history = RestartHistory(restart)
         self._since = clock.now()
         self._detail = ""
@@ -83,6 +90,14 @@ class ManagedProcess:
             return True
         return self.state is ProcessState.BACKING_OFF and self._clock.monotonic_seconds() >= self._deadline_seconds
 
+    def next_due_seconds(self) -> float:
+        """When, on the monotonic clock, there is something to do although nothing happened; infinity for never."""
+        if self.state in (ProcessState.BACKING_OFF, ProcessState.STOPPING):
+            return self._deadline_seconds
+        if self._child is None or self.specification.is_one_shot or self._answer is not None:
+            return math.inf
+        return self._next_probe_seconds
+
     def describe_wait(self, missing: list[str]) -> None:
         """Says what it waits for."""
         self._detail = f"for {', '.join(missing)}" if missing else ""
@@ -115,6 +130,8 @@ class ManagedProcess:
             return
         # Not yet reaped, so the pid is still this child's even if it ended at once.
         self._identity = ProcessIdentity.of(self._child.pid)
+        waits = threading.Thread(target=_wake_at_exit, args=(self._child.pid, self._wake), daemon=True)
+        waits.start()
         self._probe = ReadinessProbe(launch, LogFollower(self.log_file, position_bytes=position))
         self._logger.info("started", pid=self._child.pid, starts=self._starts)
 
@@ -135,6 +152,7 @@ class ManagedProcess:
             self._answer = None
         if self._answer is None and self._clock.monotonic_seconds() >= self._next_probe_seconds and self._probe:
             self._answer = executor.submit(self._probe.is_ready)
+            self._answer.add_done_callback(lambda _: self._wake())
 
     def request_stop(self) -> None:
         """SIGTERM to a running process; one that only waits is stopped at once."""
@@ -149,7 +167,7 @@ class ManagedProcess:
         """SIGKILL when it did not stop in time."""
         if self.state is ProcessState.STOPPING and self._clock.monotonic_seconds() >= self._deadline_seconds:
             self._logger.warning("did not stop in time, killing", seconds=self.specification.stop_timeout_seconds)
-            self._deadline_seconds = float("inf")
+            self._deadline_seconds = math.inf
             self.kill()
 
     def kill(self) -> None:
@@ -232,3 +250,10 @@ class ManagedProcess:
             self._deadline_seconds = now + delay_seconds
             self._move(ProcessState.BACKING_OFF, f"{how}; next start in {delay_seconds:.1f} seconds")
         self._logger.error(how, state=self.state.value, failures=self._history.failures, last_line=last_line)
+
+
+def _wake_at_exit(pid: int, wake: Callable[[], None]) -> None:
+    """A thread that sleeps until the child ends, and leaves it to be reaped."""
+    with contextlib.suppress(ChildProcessError):  # It was reaped before we looked.
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    wake()

@@ -17,12 +17,13 @@ class ReadinessProbe:
         self._launch = launch
         self._log = log
         self._seen_in_log = False
+        self._http: httpx.Client | None = None
 
     def is_ready(self) -> bool:
         """A launch without any condition is ready as soon as it runs."""
         launch = self._launch
         if launch.ready_url is not None:
-            return _answers(launch.ready_url)
+            return self._answers(launch.ready_url)
         if launch.ready_kafka is not None:
             return lists_topics(launch.ready_kafka)
         if launch.ready_file is not None:
@@ -32,13 +33,16 @@ class ReadinessProbe:
             return self._seen_in_log
         return True
 
-
-def _answers(url: str) -> bool:
-    try:
-        # Proxies of the environment are for the outside world, not for loopback.
-        return httpx.get(url, timeout=_PROBE_SECONDS, trust_env=False).is_success
-    except httpx.HTTPError:
-        return False
+    def _answers(self, url: str) -> bool:
+        if self._http is None:
+            # Kept: to make one reads all certificates, 24 ms of a processor, which every probe of every process paid.
+            # Proxies of the environment are for the outside world, not for loopback.
+            no_connection_is_kept = httpx.Limits(max_keepalive_connections=0)
+            self._http = httpx.Client(timeout=_PROBE_SECONDS, trust_env=False, limits=no_connection_is_kept)
+        try:
+            return self._http.get(url).is_success
+        except httpx.HTTPError:
+            return False
 
 
 def lists_topics(bootstrap_servers: str, timeout_seconds: float = _PROBE_SECONDS) -> bool:

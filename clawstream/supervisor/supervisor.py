@@ -1,8 +1,10 @@
 """The supervisor's loop: start what can start, watch what runs, stop in the opposite order.
 
-It is one thread with a short tick. Only readiness probes, which wait for others, run elsewhere.
+It is one thread, which sleeps until something happens (a process ends, a probe answers, somebody wants a stop) or is
+due. Only what waits for others runs elsewhere: readiness probes, and a thread for each process that waits for its end.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -10,6 +12,7 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, Self
 
 from clawstream.clock import Clock
@@ -30,7 +33,8 @@ from clawstream.supervisor.report import (
 )
 from clawstream.supervisor.settings import ProcessSpecification, SystemSettings, dependencies
 
-_TICK_SECONDS = 0.05
+_SHORTEST_SLEEP_SECONDS = 0.02
+"""Something may be due that has to wait for others: it must not keep a processor busy."""
 _ROTATION_SECONDS = 2.0
 _REFUSED_SECONDS = 2.0
 """How long after a refusal the report is tried again."""
@@ -66,7 +70,8 @@ class Supervisor:
         self._started_at = clock.now()
         self._stop = threading.Event()
         self._stop_at_once = threading.Event()
-        self._wake = threading.Event()
+        self._wake = SimpleQueue[None]()
+        """Something happened. A queue of this kind, because a signal handler may fill it while its thread waits."""
         self._written: SupervisorReport | None = None
         self._ports: dict[str, int] = {}
         self._next_rotation_seconds = 0.0
@@ -83,11 +88,12 @@ class Supervisor:
     def run(self) -> bool:
         """Until stopped or all over. Returns whether no process failed."""
         while True:
+            before = self._states()
             self._tick()
             if all(process.is_over() for process in self._processes.values()):
                 break
-            self._wake.wait(_TICK_SECONDS)
-            self._wake.clear()
+            if self._states() == before:  # Else others may be waiting for just that.
+                self._sleep()
         self._publish()
         return all(process.state is not ProcessState.FAILED for process in self._processes.values())
 
@@ -96,7 +102,7 @@ class Supervisor:
         if self._stop.is_set():
             self._stop_at_once.set()
         self._stop.set()
-        self._wake.set()
+        self._woken()
 
     def handle_signals(self) -> None:
         """SIGTERM and SIGINT ask for a stop. A closed terminal (SIGHUP) changes nothing."""
@@ -120,6 +126,21 @@ class Supervisor:
             self._start_what_can()
         self._rotate_logs()
         self._publish()
+
+    def _states(self) -> list[ProcessState]:
+        return [process.state for process in self._processes.values()]
+
+    def _woken(self) -> None:
+        self._wake.put(None)
+
+    def _sleep(self) -> None:
+        """Until something happened or is due."""
+        due = min(process.next_due_seconds() for process in self._processes.values())
+        seconds = min(due, self._next_rotation_seconds) - self._clock.monotonic_seconds()
+        with contextlib.suppress(Empty):
+            self._wake.get(timeout=max(_SHORTEST_SLEEP_SECONDS, seconds))
+            while True:  # What happened before the next look is seen by it.
+                self._wake.get_nowait()
 
     def _start_what_can(self) -> None:
         for process in self._processes.values():
@@ -165,6 +186,7 @@ class Supervisor:
             restart=self._settings.restart,
             clock=self._clock,
             logger=self._logger,
+            wake=self._woken,
         )
 
     def _operations_port(self, name: str) -> int:
