@@ -10,6 +10,7 @@ import base64
 import hashlib
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,29 +102,63 @@ class BlobStore:
             return False
 
 
-def read_blob(reference: BlobReference, *, deadline_seconds: float = DEADLINE_SECONDS) -> bytes:
-    """The content of a blob, from wherever it was written.
+class BlobReader:
+    """Reads blobs from wherever they were written. One for a process. Thread-safe; all calls block.
 
-    Raises BlobError when the store does not have it, or its bytes have another checksum; BlobUnavailable when the store
-    does not answer in time, refuses, or is not there as a whole: then asking again later may help.
+    A store that hangs costs every read its deadline, and the process a few threads: while so many reads of one store
+    have not come back, further ones are refused at once.
     """
-    calls = DeadlineCalls(f"blob {reference.uri}", seconds=deadline_seconds)
-    try:
-        filesystem, path = cast("tuple[AbstractFileSystem, str]", fsspec.url_to_fs(reference.uri))
-        # One byte more than expected is enough to see that a replaced object is too long.
-        with _as_os_errors():
-            block = calls.call(lambda: cast("bytes", filesystem.cat_file(path, start=0, end=reference.size_bytes + 1)))
-    except FileNotFoundError as error:
-        if isinstance(filesystem, LocalFileSystem) and not Path(path).parent.parent.is_dir():
-            raise BlobUnavailable(f"blob {reference.uri}: the store's folder is not there: {error}") from error
-        raise BlobError(f"blob {reference.uri}: cannot be read: {error}") from error
-    except (ValueError, ImportError) as error:
-        raise BlobError(f"blob {reference.uri}: cannot be read: {error}") from error
-    except OSError as error:
-        raise BlobUnavailable(f"blob {reference.uri}: cannot be read now: {error}") from error
-    if len(block) != reference.size_bytes or hashlib.sha256(block).hexdigest() != reference.sha256:
-        raise BlobError(f"blob {reference.uri}: its bytes do not have the checksum {reference.sha256}; it was damaged")
-    return _decrypted(block, reference) if reference.encryption_key else block
+
+    def __init__(self, *, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+        self._deadline_seconds = deadline_seconds
+        self._lock = threading.Lock()
+        self._calls: dict[str, DeadlineCalls] = {}
+        """Of each store: one that hangs must not keep others from being read."""
+
+    def read(self, reference: BlobReference) -> bytes:
+        """The content of a blob.
+
+        Raises BlobError when the store does not have it, or its bytes have another checksum; BlobUnavailable when the
+        store does not answer in time, refuses, or is not there as a whole: then asking again later may help.
+        """
+        try:
+            filesystem, path = cast("tuple[AbstractFileSystem, str]", fsspec.url_to_fs(reference.uri))
+            # One byte more than expected is enough to see that a replaced object is too long.
+            end = reference.size_bytes + 1
+            with _as_os_errors():
+                block = self._calls_of_store(reference).call(
+                    lambda: cast("bytes", filesystem.cat_file(path, start=0, end=end))
+                )
+        except FileNotFoundError as error:
+            if isinstance(filesystem, LocalFileSystem) and not Path(path).parent.parent.is_dir():
+                raise BlobUnavailable(f"blob {reference.uri}: the store's folder is not there: {error}") from error
+            raise BlobError(f"blob {reference.uri}: cannot be read: {error}") from error
+        except (ValueError, ImportError) as error:
+            raise BlobError(f"blob {reference.uri}: cannot be read: {error}") from error
+        except OSError as error:
+            raise BlobUnavailable(f"blob {reference.uri}: cannot be read now: {error}") from error
+        if len(block) != reference.size_bytes or hashlib.sha256(block).hexdigest() != reference.sha256:
+            raise BlobError(
+                f"blob {reference.uri}: its bytes do not have the checksum {reference.sha256}; it was damaged"
+            )
+        return _decrypted(block, reference) if reference.encryption_key else block
+
+    def resolve(self, array: NumberArray) -> npt.NDArray[Any]:
+        """The elements of `array`, read-only, wherever they are. Raises as `read`."""
+        if array.blob is None:
+            return array.to_numpy()
+        return from_bytes(self.read(array.blob), array.dtype, array.shape)
+
+    def inlined(self, array: NumberArray) -> NumberArray:
+        """The same array with its elements inside. Raises as `read`."""
+        return array if array.blob is None else NumberArray.from_numpy(self.resolve(array))
+
+    def _calls_of_store(self, reference: BlobReference) -> DeadlineCalls:
+        store = reference.uri.rsplit("/", 2)[0]  # A blob lies in STORE/FIRST-TWO-DIGITS/CHECKSUM.
+        with self._lock:
+            if store not in self._calls:
+                self._calls[store] = DeadlineCalls(f"blob store {store}", seconds=self._deadline_seconds)
+            return self._calls[store]
 
 
 @contextmanager
@@ -156,18 +191,6 @@ def remove_blob(reference: BlobReference) -> bool:
     except (OSError, ValueError, ImportError) as error:
         raise BlobError(f"blob {reference.uri}: cannot be removed: {error}") from error
     return True
-
-
-def resolve(array: NumberArray) -> npt.NDArray[Any]:
-    """The elements of `array`, read-only, wherever they are. Blocks when they are in a blob. Raises as `read_blob`."""
-    if array.blob is None:
-        return array.to_numpy()
-    return from_bytes(read_blob(array.blob), array.dtype, array.shape)
-
-
-def inlined(array: NumberArray) -> NumberArray:
-    """The same array with its elements inside. Blocks when they are in a blob. Raises as `read_blob`."""
-    return array if array.blob is None else NumberArray.from_numpy(resolve(array))
 
 
 def _write_local(path: Path, block: bytes) -> None:

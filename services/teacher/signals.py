@@ -11,7 +11,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from clawstream.blobs import inlined, resolve
+from clawstream.blobs import BlobReader
 from clawstream.engine.interface import ScoredTokens
 from clawstream.engine.pool import EnginePool
 from clawstream.errors import ContractError, EngineRejected, EngineUnavailable
@@ -57,7 +57,7 @@ class HintedPrompt:
     """[hinted_prompt_tokens]"""
 
 
-async def _with_arrays(turn: TurnEvent) -> TurnEvent:
+async def _with_arrays(turn: TurnEvent, blobs: BlobReader) -> TurnEvent:
     """The turn with its ids inside it, read on a thread: a store may take its time.
 
     Raises BlobError when they are gone, BlobUnavailable while their store does not answer.
@@ -66,7 +66,7 @@ async def _with_arrays(turn: TurnEvent) -> TurnEvent:
         return turn
 
     def read() -> TurnEvent:
-        ids = {"prompt_ids": inlined(turn.prompt_ids), "response_ids": inlined(turn.response_ids)}
+        ids = {name: blobs.inlined(getattr(turn, name)) for name in ("prompt_ids", "response_ids")}
         return turn.model_copy(update=ids)
 
     return await asyncio.to_thread(read)
@@ -106,7 +106,7 @@ class HintedPrompts:
     def _shown_tools(self, turn: TurnEvent) -> Sequence[Message] | None:
         """The tools that the model was shown: those of the request, or none (`tool_choice: none`). None when the turn's
         own messages render to other ids than its own with either."""
-        own_ids: list[int] = resolve(turn.prompt_ids).tolist()
+        own_ids: list[int] = turn.prompt_ids.to_numpy().tolist()
         choices: list[list[Message]] = [turn.tools, []] if turn.tools else [[]]
         for tools in choices:
             if self._renderer.render(turn.request_messages, tools).token_ids == own_ids:
@@ -120,12 +120,13 @@ class TrainerSignals:
     def __init__(self, prompts: HintedPrompts, settings: HintSettings) -> None:
         """Raises SettingsError when the selection does not exist."""
         self._prompts = prompts
+        self._blobs = BlobReader()
         self._selection = settings.selection
         self._select = text_selector(settings.selection)
 
     async def make(self, turn: TurnEvent, hints: Sequence[Hint]) -> Signal:
         """See `SignalMaker`. Asks no engine."""
-        turn = await _with_arrays(turn)
+        turn = await _with_arrays(turn, self._blobs)
         prompts = self._prompts.of(turn, hints, turn.response_ids.element_count)
         if isinstance(prompts, NoSignal):
             return prompts
@@ -164,6 +165,7 @@ class EngineSignals:
     ) -> None:
         """Without a `student` the teacher without a hint stands for it. Raises SettingsError for the selection."""
         self._prompts = prompts
+        self._blobs = BlobReader()
         self._teacher = teacher
         self._student = student
         self._hint = hint
@@ -174,8 +176,8 @@ class EngineSignals:
 
     async def make(self, turn: TurnEvent, hints: Sequence[Hint]) -> Signal:
         """See `SignalMaker`."""
-        turn = await _with_arrays(turn)
-        response_ids: list[int] = resolve(turn.response_ids).tolist()
+        turn = await _with_arrays(turn, self._blobs)
+        response_ids: list[int] = turn.response_ids.to_numpy().tolist()
         prompts = self._prompts.of(turn, hints, len(response_ids))
         if isinstance(prompts, NoSignal):
             return prompts
@@ -210,7 +212,7 @@ class EngineSignals:
         if compares or self._model.support_k:
             student = self._student or self._teacher
             k = max(self._hint.overlap_k if compares else 0, self._model.support_k)
-            said = await student.score(resolve(turn.prompt_ids).tolist(), response_ids, top_k=k)
+            said = await student.score(turn.prompt_ids.to_numpy().tolist(), response_ids, top_k=k)
             student_top = np.asarray(said.top_ids, dtype=np.int32)  # [tokens, k]
         teacher_k = max(self._model.top_k, self._hint.overlap_k if compares else 0)
         scored = [await self._teacher.score(each.prompt_ids, response_ids, top_k=teacher_k) for each in prompts]

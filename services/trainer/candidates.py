@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from clawstream.blobs import resolve
+from clawstream.blobs import BlobReader
 from clawstream.bus.interface import Record
 from clawstream.codec import decode_as
 from clawstream.errors import BlobError, DecodeError, ForgottenContent, UntrainableSample
@@ -69,6 +69,8 @@ class CandidateRules:
     """What the loss learns from."""
     forgotten: Forgotten = field(default_factory=Forgotten)
     """What must not be trained any more."""
+    blobs: BlobReader = field(default_factory=BlobReader)
+    """Reads what is too large for the log."""
     has_own_teacher: bool = False
     """Whether the trainer has a teacher of its own, for samples that ask for one."""
 
@@ -103,7 +105,7 @@ def read_candidate(record: Record, rules: CandidateRules, *, newest_published: i
         return dropped(DropReason.OTHER_POLICY, f"policy {event.policy}; this trainer trains {rules.policy}")
     if rules.tokenizer_fingerprint and event.tokenizer_fingerprint != rules.tokenizer_fingerprint:
         return dropped(DropReason.OTHER_TOKENIZER, f"fingerprint {event.tokenizer_fingerprint}")
-    arrays = _arrays(record, event)
+    arrays = _arrays(record, event, rules.blobs)
     _check(record, event, arrays, rules, newest_published)
     for name in _IDS:
         lowest = -1 if name.startswith("teacher.") else 0  # -1 pads
@@ -152,7 +154,7 @@ _ASKED = "teacher_request.prompt_ids"
 _IDS = ("prompt_ids", "response_ids", _ASKED, "teacher.top_ids", "teacher.support_ids")
 
 
-def _arrays(record: Record, event: SampleEvent) -> dict[str, NDArray[Any]]:
+def _arrays(record: Record, event: SampleEvent, blobs: BlobReader) -> dict[str, NDArray[Any]]:
     """Every number array of the sample by its field.
 
     Raises UntrainableSample when a blob is missing or damaged, BlobUnavailable while its store does not answer.
@@ -173,7 +175,7 @@ def _arrays(record: Record, event: SampleEvent) -> dict[str, NDArray[Any]]:
             "teacher.support_logprobs": teacher.support_logprobs,
         }
     try:
-        return {name: resolve(array) for name, array in found.items() if array is not None}
+        return {name: blobs.resolve(array) for name, array in found.items() if array is not None}
     except BlobError as error:
         raise UntrainableSample(f"{record}: sample {event.sample_id}: {error}") from error
 

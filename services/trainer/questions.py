@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from clawstream.blobs import resolve
 from schemas.arrays import NumberArray
 from services.trainer.sample import TeacherTargets, TrainingSample
 
@@ -25,7 +24,7 @@ def question_as_document(sample: TrainingSample) -> dict[str, Any]:
 def question_from_document(document: Mapping[str, Any]) -> TrainingSample:
     """A sample that asks the same; it cannot be trained."""
     prompt, hinted, response = (
-        resolve(NumberArray.model_validate(document[name])).astype(np.int32)
+        NumberArray.model_validate(document[name]).to_numpy().astype(np.int32)
         for name in ("prompt_ids", "hinted_prompt_ids", "response_ids")
     )
     return TrainingSample(

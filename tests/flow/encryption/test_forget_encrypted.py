@@ -9,7 +9,7 @@ import pytest
 from clawstream import topics
 from clawstream.archives.export import export_topics
 from clawstream.archives.restore import Restorer
-from clawstream.blobs import read_blob, resolve
+from clawstream.blobs import BlobReader
 from clawstream.bus.interface import Record
 from clawstream.clock import SystemClock
 from clawstream.codec import decode, decode_as
@@ -92,13 +92,13 @@ def test_a_sessions_records_and_blobs_are_unreadable_and_the_others_are_not(
     lost = gone.prompt_ids.blob
     assert lost is not None
     with pytest.raises(BlobError):
-        read_blob(lost)
+        BlobReader().read(lost)
     for record in read_raw(settings.bootstrap_servers, settings.namespace):
         assert not record.holds(lost.encryption_key.encode()), "what opens a copy of the blob is on no log"
     assert len([file for file in kept.rglob("*") if file.is_file()]) == 2
     (turn,) = [decode_as(record, TurnEvent) for record in opened(settings, topics.TURNS) if record.unreadable is None]
     assert turn.turn_id == stays.turn_id
-    assert set(resolve(turn.prompt_ids).tolist()) == {7}
+    assert set(BlobReader().resolve(turn.prompt_ids).tolist()) == {7}
 
 
 def test_the_trainer_drops_a_sample_that_it_can_read_no_more(log: RememberedLog, settings: KafkaSettings) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clawstream import topics
-from clawstream.blobs import read_blob
+from clawstream.blobs import BlobReader
 from clawstream.bus.fold import latest_by_key
 from clawstream.bus.interface import Record
 from clawstream.bus.record_fetcher import RecordFetcher
@@ -131,8 +131,8 @@ async def test_a_session_is_forgotten_once_and_everywhere(
     assert alone is not None
     assert shared is not None
     with pytest.raises(BlobError):
-        read_blob(alone)
-    assert read_blob(shared), "a blob that another turn names stays"
+        BlobReader().read(alone)
+    assert BlobReader().read(shared), "a blob that another turn names stays"
     assert done["weight_versions"] == [1, 2], "version 2 descends from version 1, which learned from it"
     assert {topic: kept["records"] for topic, kept in done["stays_readable"].items()} == {
         "next-states.v1": 2,

@@ -19,7 +19,7 @@ import pytest
 from safetensors.torch import load_file
 
 from clawstream import topics
-from clawstream.blobs import resolve
+from clawstream.blobs import BlobReader
 from clawstream.bus.kafka import KafkaBus
 from clawstream.clock import SystemClock
 from clawstream.settings import EXIT_CODE_WRONG_SETTINGS, KafkaSettings
@@ -170,7 +170,7 @@ def question(questions: dict[str, SampleEvent], sample: TrainingSample) -> Train
     """What the trainer was asked about a sample that it archived with the answer."""
     request = questions[sample.sample_id].teacher_request
     assert request is not None
-    hinted = resolve(request.prompt_ids).astype(np.int32)
+    hinted = BlobReader().resolve(request.prompt_ids).astype(np.int32)
     return replace(sample, teacher=TeacherTargets.asked(hinted, sample.response_ids.size))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clawstream.blobs import BlobStore, resolve
+from clawstream.blobs import BlobReader, BlobStore
 from clawstream.bus.memory import MemoryBus
 from clawstream.clock import SystemClock
 from clawstream.errors import SettingsError
@@ -57,9 +57,9 @@ async def answer_long(gateway: GatewayUnderTest) -> bool:
 def turn_on_the_log(bus: MemoryBus) -> TurnEvent:
     (turn,) = events_of(bus, TURNS)
     assert isinstance(turn, TurnEvent)
-    np.testing.assert_array_equal(resolve(turn.prompt_ids), PROMPT)
-    np.testing.assert_array_equal(resolve(turn.response_ids), RESPONSE)
-    np.testing.assert_array_equal(resolve(turn.response_logprobs), LOGPROBS)
+    np.testing.assert_array_equal(BlobReader().resolve(turn.prompt_ids), PROMPT)
+    np.testing.assert_array_equal(BlobReader().resolve(turn.response_ids), RESPONSE)
+    np.testing.assert_array_equal(BlobReader().resolve(turn.response_logprobs), LOGPROBS)
     return turn
 
 
