@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as distributed
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from clawstream.errors import WeightsError
 from services.trainer.engine.model import PolicyModel
@@ -98,8 +98,11 @@ class SafetensorsDirectory:
         for file in files:
             if not file.is_file():
                 raise WeightsError(f"{file} is missing")
-            with safe_open(file, framework="pt") as tensors:
-                self._file_of.update(dict.fromkeys(tensors.keys(), file))
+            try:
+                with safe_open(file, framework="pt") as tensors:
+                    self._file_of.update(dict.fromkeys(tensors.keys(), file))
+            except (SafetensorError, OSError) as error:
+                raise WeightsError(f"{file} cannot be read: {error}; fetch or convert the model again") from error
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor `name`, on the CPU. Raises WeightsError when no file holds it."""

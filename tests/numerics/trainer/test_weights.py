@@ -103,6 +103,16 @@ def test_a_missing_or_misshapen_tensor_is_named(
         loaded(tmp_path, layout)
 
 
+def test_a_damaged_file_is_refused_by_name(
+    model_directory: ModelDirectory, layout: ParallelLayout, tmp_path: Path
+) -> None:
+    shutil.copytree(model_directory("qwen3"), tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(WeightsError, match=rf"{file} cannot be read"):
+        loaded(tmp_path, layout)
+
+
 def test_a_directory_without_weights_is_refused(
     model_directory: ModelDirectory, layout: ParallelLayout, tmp_path: Path
 ) -> None:
