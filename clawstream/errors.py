@@ -2,7 +2,8 @@
 
     ClawstreamError
     ├── SettingsError            a configuration value is missing or wrong (all of them named at once)
-    │   └── WrongValues          values of one file; carries each with its field
+    │   ├── WrongValues          values of one file; carries each with its field
+    │   └── NamespaceTaken       the topics of the namespace belong to another system
     ├── MissingDependencyError   a program or package that is needed is not installed
     ├── ContractError            data breaks a contract
     │   ├── DecodeError          a record cannot be decoded (goes to the dead-letter topic)
@@ -72,6 +73,10 @@ class WrongValues(SettingsError):  # noqa: N818 - reads as the condition it name
 
 class UnusableJudgeSpec(ClawstreamError, RuntimeError):  # noqa: N818 - reads as the condition it names
     """A promoted judge spec cannot be put to work by this process. Another promotion, or its settings, mend it."""
+
+
+class NamespaceTaken(SettingsError):  # noqa: N818 - reads as the condition it names
+    """The topics of the namespace belong to another system: its data directory and ours are named."""
 
 
 class MissingDependencyError(ClawstreamError, RuntimeError):

@@ -79,7 +79,7 @@ class KafkaSettings(Section):
     bootstrap_servers: str = "127.0.0.1:9092"
     """Comma-separated host:port."""
     namespace: str = Field(default="clawstream", pattern=r"^[a-z][a-z0-9-]*$")
-    """First part of every topic, group and transactional id."""
+    """First part of every topic, group and transactional id. Belongs to one system (docs/exactly-once.md)."""
     replication_factor: int = Field(default=1, ge=1)
     """Of topics that `clawstream topics apply` creates."""
     missing_records: str = Field(default="stop", pattern=r"^(stop|continue)$")

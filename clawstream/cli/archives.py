@@ -15,7 +15,7 @@ from clawstream.clock import SystemClock
 from clawstream.errors import SettingsError
 from clawstream.settings import KafkaSettings
 from clawstream.supervisor.settings import load_system_settings
-from clawstream.topics import SESSION_KEYS, topic_definitions
+from clawstream.topics import DEPLOYMENT, SESSION_KEYS, topic_definitions
 
 
 def register(app: typer.Typer) -> None:
@@ -27,7 +27,8 @@ def register(app: typer.Typer) -> None:
 def export(
     to: Annotated[Path, typer.Option(help="A folder that is empty or does not exist.")],
     topic: Annotated[
-        list[str] | None, typer.Option(help="Such as turns.v1; may be repeated [default: all but session-keys.v1].")
+        list[str] | None,
+        typer.Option(help="Such as turns.v1; may be repeated [default: all but session-keys.v1 and deployment.v1]."),
     ] = None,
     config: ConfigOption = None,
     file_megabytes: Annotated[int, typer.Option(help="Content of one file, before compression.", min=1)] = 256,
@@ -40,7 +41,7 @@ def export(
     from clawstream.archives.export import export_topics
 
     kafka = _kafka(config)
-    topics = _known(topic or []) or [each for each in topic_definitions() if each != SESSION_KEYS]
+    topics = _known(topic or []) or [each for each in topic_definitions() if each not in (SESSION_KEYS, DEPLOYMENT)]
     with _progress() as progress:
         bar = progress.add_task("exporting", total=None)
         manifest = export_topics(

@@ -1,6 +1,8 @@
 """`clawstream topics`: the topics of the log."""
 
 import os
+import socket
+import uuid
 from typing import Annotated
 
 import typer
@@ -10,6 +12,7 @@ from clawstream.bus.kafka import KafkaBus
 from clawstream.cli.options import ConfigOption
 from clawstream.cli.terminal import optional_config, output
 from clawstream.clock import SystemClock
+from clawstream.deployment import claim_namespace
 from clawstream.supervisor.settings import load_system_settings
 from clawstream.topics import full_name, topic_definitions
 from clawstream.topics_admin import apply_topics, wait_until_readable
@@ -20,7 +23,15 @@ app = typer.Typer(help="The topics of the log.", no_args_is_help=True)
 
 
 @app.command()
-def apply(config: ConfigOption = None) -> None:
+def apply(
+    config: ConfigOption = None,
+    claim: Annotated[
+        bool, typer.Option("--claim", help="Refuse when the topics belong to another data directory, as `up` does.")
+    ] = False,
+    join: Annotated[
+        bool, typer.Option("--join", help="This data directory belongs to the system whose topics these are.")
+    ] = False,
+) -> None:
     """Creates the topics that are missing and corrects their settings. Run it as often as you like."""
     settings = load_system_settings(optional_config(config), os.environ)
     kafka = settings.kafka
@@ -32,6 +43,16 @@ def apply(config: ConfigOption = None) -> None:
     finally:
         admin.close()
     wait_until_readable(bus, kafka.namespace, definitions, SystemClock(), timeout_seconds=_LEADER_TIMEOUT_SECONDS)
+    if claim or join:
+        claim_namespace(
+            bus,
+            kafka.namespace,
+            settings.data_directory,
+            host=socket.gethostname(),
+            now=SystemClock().now(),
+            id_source=uuid.uuid4,
+            joins=join,
+        )
     for name in report.created:
         output.print(f"created {name}")
     for name, changes in report.updated.items():

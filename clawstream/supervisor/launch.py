@@ -66,7 +66,7 @@ def plan_launch(
                 ready_kafka=system.kafka.bootstrap_servers,
             )
         case Service.TOPICS:
-            return Launch(command=[*command_line, "topics", "apply", *config], environment=merged)
+            return Launch(command=[*command_line, "topics", "apply", "--claim", *config], environment=merged)
         case Service.ENGINE | Service.GATEWAY | Service.JUDGE | Service.TEACHER | Service.TRAINER:
             return _service_launch(process, document, config, python, merged, operations_port)
 

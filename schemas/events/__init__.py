@@ -4,6 +4,7 @@ from types import MappingProxyType
 
 from schemas.events.base import Event
 from schemas.events.config import ActiveJudgeSpecEvent
+from schemas.events.deployment import DeploymentEvent
 from schemas.events.forgotten import ForgottenEvent
 from schemas.events.imported import ImportedConversationEvent
 from schemas.events.llm_call import LlmCallEvent
@@ -39,6 +40,7 @@ EVENT_MODELS: MappingProxyType[str, type[Event]] = MappingProxyType(
             ForgottenEvent,
             ImportedConversationEvent,
             SessionKeyEvent,
+            DeploymentEvent,
         )
     }
 )
@@ -47,6 +49,7 @@ EVENT_MODELS: MappingProxyType[str, type[Event]] = MappingProxyType(
 __all__ = [
     "EVENT_MODELS",
     "ActiveJudgeSpecEvent",
+    "DeploymentEvent",
     "Event",
     "ForgottenEvent",
     "ImportedConversationEvent",
