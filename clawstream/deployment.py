@@ -66,8 +66,8 @@ def claim_namespace(
                     f"the topics of namespace {namespace!r} belong to the data directory {owner.data_directory} on "
                     f"{owner.host} (system {owner.deployment_id}, since {owner.claimed_at:%Y-%m-%d %H:%M}), and this "
                     f"is {directory} on {host} ({f'system {own}' if own else 'a new one'}): two systems would take "
-                    "each other's names. Set another kafka.namespace here; or, if this is a further machine of that system, "
-                    "or its directory made anew, run `clawstream topics apply --join` once"
+                    "each other's names. Set another kafka.namespace here; or, if this is a further machine of that "
+                    "system, or its directory made anew, run `clawstream topics apply --join` once"
                 )
             _remember(file, owner.deployment_id)
         return owner.deployment_id

@@ -69,8 +69,9 @@ class EncryptionSettings(Section):
     """Whether what is said, and what follows from it, is written encrypted under a key of its session. Reading needs no
     setting: what is encrypted is decrypted wherever its key is."""
     master_key_file: ConfigPath | None = None
-    """File with base64 of 32 bytes that wrap the sessions' keys; else CLAWSTREAM_MASTER_KEY in the environment. Without
-    either the keys stand on the log as they are: then `clawstream forget` works, but the log keeps no secret."""
+    """File with base64 of 32 bytes that wrap the sessions' keys; else CLAWSTREAM_MASTER_KEY in the environment. Several
+    lines are several keys, the newest last (docs/encryption.md: changing the master key). Without either the sessions'
+    keys stand on the log as they are: then `clawstream forget` works, but the log keeps no secret."""
 
 
 class KafkaSettings(Section):

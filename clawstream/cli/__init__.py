@@ -13,6 +13,7 @@ from clawstream.cli import (
     evaluate,
     forget,
     importing,
+    keys,
     models,
     report,
     service_commands,
@@ -40,6 +41,7 @@ app.add_typer(topics.app, name="topics")
 app.add_typer(models.app, name="models")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(weights.app, name="weights")
+app.add_typer(keys.app, name="keys")
 app.add_typer(report.app, name="report")
 supervision.register(app)
 status.register(app)

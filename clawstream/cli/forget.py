@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 
 from clawstream.bus.kafka import KafkaBus
+from clawstream.cli.keys import TRANSACTION_TIMEOUT_SECONDS
 from clawstream.cli.options import ConfigOption
 from clawstream.cli.terminal import errors, optional_config, output
 from clawstream.clock import SystemClock
@@ -56,7 +57,7 @@ def forget(
     )
     with errors.status(f"forgetting {subject}") as status:
         forgetting = Forgetting(
-            KafkaBus(kafka, client_id="forget"),
+            KafkaBus(kafka, client_id="forget", transaction_timeout_seconds=TRANSACTION_TIMEOUT_SECONDS),
             kafka.namespace,
             SystemClock(),
             rewrite_batch=rewriter,

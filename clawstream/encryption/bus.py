@@ -31,7 +31,7 @@ from clawstream.bus.kafka import KafkaBus
 from clawstream.clock import SystemClock
 from clawstream.codec import header
 from clawstream.encryption.envelope import KEY_HEADER, NONCE_BYTES, associated_data, decrypt, encrypt
-from clawstream.encryption.master_key import load_master_key
+from clawstream.encryption.master_key import MasterKeys, load_master_keys
 from clawstream.encryption.session_keys import SessionKeys
 from clawstream.errors import (
     BrokerUnavailable,
@@ -51,7 +51,7 @@ _RETRY_SECONDS: Final = 0.5
 _COPIED: Final = (KEY_HEADER, "dlq.topic")
 
 
-def open_bus(kafka: KafkaSettings, *, client_id: str, renews_keys: bool = False) -> Bus:
+def open_bus(kafka: KafkaSettings, *, client_id: str, renews_keys: bool = False) -> "EncryptedBus":
     """The bus of a process: Kafka's, with content encrypted where the settings say so, and decrypted wherever it is.
 
     `renews_keys`: of who records conversations (see `SessionKeys`). Raises SettingsError.
@@ -59,12 +59,12 @@ def open_bus(kafka: KafkaSettings, *, client_id: str, renews_keys: bool = False)
     return encrypting(KafkaBus(kafka, client_id=client_id), kafka, client_id=client_id, renews_keys=renews_keys)
 
 
-def encrypting(bus: Bus, kafka: KafkaSettings, *, client_id: str, renews_keys: bool) -> Bus:
+def encrypting(bus: Bus, kafka: KafkaSettings, *, client_id: str, renews_keys: bool) -> "EncryptedBus":
     """`open_bus` around any bus."""
     keys = SessionKeys(
         bus,
         kafka.namespace,
-        load_master_key(kafka.encryption, os.environ),
+        MasterKeys(lambda: load_master_keys(kafka.encryption, os.environ)),
         source=client_id,
         renews=renews_keys,
         clock=SystemClock(),
@@ -88,6 +88,14 @@ class EncryptedBus:
         self._inner = inner
         self._keys = keys
         self._encryption = Encryption(keys, random_bytes) if encrypts else None
+
+    def check_keys(self) -> None:
+        """Whether what this process is about to encrypt could be read by others. Reads the key topic.
+
+        Raises SettingsError for another master key than the log names, and BusError.
+        """
+        if self._encryption is not None:
+            self._keys.check()
 
     def group_consumer(
         self, topics: Sequence[str], *, group: str, instance: str, callbacks: RebalanceCallbacks

@@ -8,8 +8,6 @@ from clawstream.bus.ranges import read_once, topic_ranges
 from clawstream.encryption.session_keys import key_prefix, session_prefix
 from clawstream.topics import SESSION_KEYS, full_name
 
-_FLUSH_SECONDS = 60.0
-
 
 def keys_of_session(bus: Bus, namespace: str, session_id: str) -> list[bytes]:
     """Ids of all keys that this session has now, whoever speaks in it. Raises BusError."""
@@ -30,16 +28,23 @@ def _live_keys(bus: Bus, namespace: str) -> Iterable[bytes]:
 
 
 def delete_keys(bus: Bus, namespace: str, key_ids: Iterable[bytes], source: str) -> None:
-    """A tombstone for each, acknowledged when this returns: what they encrypt can be read by nobody who starts now.
+    """A tombstone for each, committed when this returns: what they encrypt can be read by nobody who starts now.
 
-    Without a transaction, which a killed run would leave open: readers would wait for its end. Raises BusError.
+    In one transaction of the id that `Rotation` writes by: a rotation that has read a key before it was deleted is
+    fenced, and cannot bring it back. Raises BusError, and Fenced when a rotation came in between: then do it again.
     """
-    producer = bus.producer()
+    producer = bus.transactional_producer(keys_transactional_id(namespace))
     try:
+        producer.begin()
         for key_id in key_ids:
             producer.produce(
                 OutgoingRecord(full_name(namespace, SESSION_KEYS), key_id, None, (("ce_source", source.encode()),))
             )
-        producer.flush(_FLUSH_SECONDS)
+        producer.commit()
     finally:
         producer.close()
+
+
+def keys_transactional_id(namespace: str) -> str:
+    """Of everybody who replaces or deletes keys that are on the log: one at a time."""
+    return f"{namespace}.session-keys"

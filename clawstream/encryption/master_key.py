@@ -1,12 +1,14 @@
-"""The master key: it wraps the sessions' keys, so that who reads the log alone reads no content.
+"""Master keys: one wraps the sessions' keys, so that who reads the log alone reads no content.
 
-Without one, keys stand on the log as they are: forgetting works all the same, but the log guards no secret.
+Without one, keys stand on the log as they are: forgetting works all the same, but the log guards no secret. There may
+be several while one follows another: all of them unwrap, and the log says which one wraps (`clawstream keys rotate`).
 """
 
 import base64
 import binascii
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -44,21 +46,61 @@ class MasterKey:
             raise SettingsError(f"session key {key_id}: the master key does not unwrap it") from error
 
 
-def load_master_key(settings: EncryptionSettings, environment: Mapping[str, str]) -> MasterKey | None:
-    """From the file of the settings, else from the environment; None when neither is given.
+class MasterKeys:
+    """Those that this process has. Thread-safe."""
+
+    def __init__(self, load: Callable[[], Sequence[MasterKey]]) -> None:
+        """`load` is called now, and again when another key is asked for. Raises what it raises."""
+        self._load = load
+        self._keys = tuple(load())
+
+    @property
+    def first(self) -> MasterKey | None:
+        """The one that wraps as long as the log names none."""
+        return self._keys[0] if self._keys else None
+
+    @property
+    def last(self) -> MasterKey | None:
+        """The newest one."""
+        return self._keys[-1] if self._keys else None
+
+    @property
+    def ids(self) -> str:
+        """For messages."""
+        return ", ".join(key.key_id for key in self._keys) or "none"
+
+    def get(self, key_id: str) -> MasterKey | None:
+        """The key of this id; also one that was added to the file since."""
+        found = self._find(key_id)
+        if found is None:
+            with suppress(SettingsError):  # The file is being written: what we have is what counts.
+                self._keys = tuple(self._load())
+            found = self._find(key_id)
+        return found
+
+    def _find(self, key_id: str) -> MasterKey | None:
+        return next((key for key in self._keys if key.key_id == key_id), None)
+
+
+def load_master_keys(settings: EncryptionSettings, environment: Mapping[str, str]) -> list[MasterKey]:
+    """From the file of the settings, else from the environment, oldest first; none when neither is given.
 
     Raises SettingsError for a file that cannot be read and for what is not base64 of 32 bytes.
     """
     if settings.master_key_file is not None:
         source = str(settings.master_key_file)
         try:
-            text = settings.master_key_file.read_text(encoding="ascii").strip()
+            text = settings.master_key_file.read_text(encoding="ascii")
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"master key {source}: cannot be read: {type(error).__name__}") from error
+        if not text.strip():
+            raise SettingsError(f"master key {source}: empty")
     else:
-        source, text = VARIABLE, environment.get(VARIABLE, "").strip()
-        if not text:
-            return None
+        source, text = VARIABLE, environment.get(VARIABLE, "")
+    return [_decoded(word, source) for word in text.split()]
+
+
+def _decoded(text: str, source: str) -> MasterKey:
     try:
         key = base64.b64decode(text, validate=True)
     except binascii.Error:

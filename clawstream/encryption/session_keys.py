@@ -9,21 +9,24 @@ import binascii
 import threading
 import uuid
 from collections.abc import Callable
+from datetime import datetime
 
 from clawstream.bus.fold import LogReader
 from clawstream.bus.interface import Bus, OutgoingRecord, Producer, Record
 from clawstream.clock import Clock
 from clawstream.codec import decode_as, encode
 from clawstream.encryption.envelope import KEY_BYTES, NONCE_BYTES
-from clawstream.encryption.master_key import MasterKey
+from clawstream.encryption.master_key import MasterKey, MasterKeys
 from clawstream.errors import DecodeError, SettingsError
 from clawstream.ids import IdSource, derive
 from clawstream.topics import SESSION_KEYS, full_name
-from schemas.events.session_key import SessionKeyEvent
+from schemas.events.session_key import MasterKeyEvent, SessionKeyEvent
 
 _REFRESH_SECONDS = 0.5
 _WRITE_SECONDS = 10.0
 _PRINCIPAL_DIGITS = 8
+MASTER_KEY_RECORD = "master-key"
+"""Key of the record that names the master key that counts."""
 
 
 def session_prefix(session_id: str) -> str:
@@ -46,7 +49,7 @@ class SessionKeys:
         self,
         bus: Bus,
         namespace: str,
-        master: MasterKey | None,
+        masters: MasterKeys,
         *,
         source: str,
         renews: bool,
@@ -60,7 +63,11 @@ class SessionKeys:
         """
         self._bus = bus
         self._topic = full_name(namespace, SESSION_KEYS)
-        self._master = master
+        self._masters = masters
+        self._named: str | None = None
+        """The id of the master key that the log names."""
+        self._newest_wrapped_by: str | None = None
+        """The id of the master key that wraps the last key on the log, as far as it was read."""
         self._source = source
         self._renews = renews
         self._clock = clock
@@ -91,14 +98,26 @@ class SessionKeys:
                 reader.bootstrap(self._apply)
                 if key_id not in self._keys and key_id not in self._unusable:
                     self._absent.add(key_id)
-            if key_id in self._unusable:
+            if key_id not in self._keys and key_id in self._unusable:
                 raise SettingsError(self._unusable[key_id])
             return self._keys.get(key_id)
+
+    def check(self) -> None:
+        """Whether what we write could be read by others, before anything is written.
+
+        A process that renews keys names its master key on the log if none was named. Raises SettingsError, BusError.
+        """
+        with self._lock:
+            reader = self._refreshed()
+            reader.bootstrap(self._apply)
+            master = self._wrapping()
+            if self._named is None and master is not None and self._renews:
+                self._send(master_key_record(self._topic, master, now=self._clock.now(), source=self._source))
 
     def for_writing(self, session_id: str, principal: str) -> tuple[str, bytes]:
         """Id and key for what is written of a session now; made, and on the log, when there is none.
 
-        Raises BusError when a new one cannot be written.
+        Raises BusError when a new one cannot be written, SettingsError when our master key is not the one that counts.
         """
         prefix = key_prefix(session_id, principal)
         with self._lock:
@@ -109,7 +128,7 @@ class SessionKeys:
             key_id, data_key = f"{prefix}{self._new_id()}", self._random_bytes(KEY_BYTES)
             if prefix in self._deleted and not self._renews:
                 return key_id, data_key
-            self._write(key_id, data_key)
+            self._send(self._record(key_id, data_key, self._wrapping()))
             self._remember(key_id, data_key)
             return key_id, data_key
 
@@ -135,6 +154,9 @@ class SessionKeys:
         if record.key is None:
             return
         key_id = record.key.decode(errors="replace")
+        if key_id == MASTER_KEY_RECORD:
+            self._named = None if record.value is None else decode_as(record, MasterKeyEvent).master_key_id
+            return
         prefix = _prefix_of(key_id)
         if record.value is None:
             self._keys.pop(key_id, None)
@@ -150,43 +172,76 @@ class SessionKeys:
 
     def _remember(self, key_id: str, data_key: bytes) -> None:
         self._keys[key_id] = data_key
+        self._unusable.pop(key_id, None)
         self._key_ids[_prefix_of(key_id)] = key_id
 
     def _unwrapped(self, key_id: str, event: SessionKeyEvent) -> bytes:
-        try:
-            data_key = base64.b64decode(event.data_key, validate=True)
-        except binascii.Error as error:
-            raise DecodeError(f"session key {key_id}: not base64") from error
-        if event.master_key_id:
-            if self._master is None or self._master.key_id != event.master_key_id:
-                ours = "none" if self._master is None else self._master.key_id
-                raise SettingsError(
-                    f"session key {key_id} is wrapped by master key {event.master_key_id}, ours is {ours}; "
-                    "see kafka.encryption.master_key_file"
-                )
-            data_key = self._master.unwrap(data_key, key_id=key_id)
-        if len(data_key) != KEY_BYTES:
-            raise DecodeError(f"session key {key_id}: {len(data_key)} bytes, not {KEY_BYTES}")
-        return data_key
+        self._newest_wrapped_by = event.master_key_id
+        return unwrapped(key_id, event, self._masters)
 
-    def _write(self, key_id: str, data_key: bytes) -> None:
+    def _wrapping(self) -> MasterKey | None:
+        """The master key that wraps what is made now. Raises SettingsError when we do not have it."""
+        key_id = self._named or self._newest_wrapped_by
+        if not key_id:
+            return self._masters.first
+        master = self._masters.get(key_id)
+        if master is None:
+            raise SettingsError(
+                f"{self._topic}: sessions' keys are wrapped by master key {key_id}, and this process has "
+                f"{self._masters.ids}; see kafka.encryption.master_key_file"
+            )
+        return master
+
+    def _send(self, record: OutgoingRecord) -> None:
         if self._producer is None:
             self._producer = self._bus.producer()
-        master = self._master
-        stored = data_key
-        if master is not None:
-            stored = master.wrap(data_key, key_id=key_id, nonce=self._random_bytes(NONCE_BYTES))
-        self._producer.produce(self._record(key_id, stored, "" if master is None else master.key_id))
+        self._producer.produce(record)
         self._producer.flush(_WRITE_SECONDS)
 
-    def _record(self, key_id: str, stored: bytes, master_key_id: str) -> OutgoingRecord:
-        event = SessionKeyEvent(
-            key_id=key_id,
-            data_key=base64.b64encode(stored).decode(),
-            master_key_id=master_key_id,
-            created_at=self._clock.now(),
-        )
+    def _record(self, key_id: str, data_key: bytes, master: MasterKey | None) -> OutgoingRecord:
+        event = wrapped(key_id, data_key, master, nonce=self._random_bytes(NONCE_BYTES), now=self._clock.now())
         return encode(event, topic=self._topic, key=key_id, event_id=key_id, source=self._source)
+
+
+def wrapped(key_id: str, data_key: bytes, master: MasterKey | None, *, nonce: bytes, now: datetime) -> SessionKeyEvent:
+    """A key as it stands on the log."""
+    stored = data_key if master is None else master.wrap(data_key, key_id=key_id, nonce=nonce)
+    return SessionKeyEvent(
+        key_id=key_id,
+        data_key=base64.b64encode(stored).decode(),
+        master_key_id="" if master is None else master.key_id,
+        created_at=now,
+    )
+
+
+def unwrapped(key_id: str, event: SessionKeyEvent, masters: MasterKeys) -> bytes:
+    """The key itself. Raises SettingsError when it is wrapped by a master key that we do not have, and DecodeError."""
+    try:
+        data_key = base64.b64decode(event.data_key, validate=True)
+    except binascii.Error as error:
+        raise DecodeError(f"session key {key_id}: not base64") from error
+    if event.master_key_id:
+        master = masters.get(event.master_key_id)
+        if master is None:
+            raise SettingsError(
+                f"session key {key_id} is wrapped by master key {event.master_key_id}, ours is {masters.ids}; "
+                "see kafka.encryption.master_key_file"
+            )
+        data_key = master.unwrap(data_key, key_id=key_id)
+    if len(data_key) != KEY_BYTES:
+        raise DecodeError(f"session key {key_id}: {len(data_key)} bytes, not {KEY_BYTES}")
+    return data_key
+
+
+def master_key_record(topic: str, master: MasterKey, *, now: datetime, source: str) -> OutgoingRecord:
+    """Says that `master` counts from now on."""
+    return encode(
+        MasterKeyEvent(master_key_id=master.key_id, since=now),
+        topic=topic,
+        key=MASTER_KEY_RECORD,
+        event_id=derive("master-key", master.key_id, int(now.timestamp() * 1e6)),
+        source=source,
+    )
 
 
 def _prefix_of(key_id: str) -> str:

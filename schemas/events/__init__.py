@@ -12,7 +12,7 @@ from schemas.events.next_state import NextStateEvent
 from schemas.events.replay import ReplayScoreEvent
 from schemas.events.sample import SampleEvent
 from schemas.events.score import ScoreEvent
-from schemas.events.session_key import SessionKeyEvent
+from schemas.events.session_key import MasterKeyEvent, SessionKeyEvent
 from schemas.events.skipped_inputs import SkippedInputsEvent
 from schemas.events.train_step import TrainStepEvent
 from schemas.events.turn import TurnEvent
@@ -40,6 +40,7 @@ EVENT_MODELS: MappingProxyType[str, type[Event]] = MappingProxyType(
             ForgottenEvent,
             ImportedConversationEvent,
             SessionKeyEvent,
+            MasterKeyEvent,
             DeploymentEvent,
         )
     }
@@ -54,6 +55,7 @@ __all__ = [
     "ForgottenEvent",
     "ImportedConversationEvent",
     "LlmCallEvent",
+    "MasterKeyEvent",
     "NextStateEvent",
     "OutboxPositionEvent",
     "ReplayScoreEvent",

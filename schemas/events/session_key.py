@@ -1,4 +1,7 @@
-"""`clawstream.session-key`: a key that encrypts content of one session. Its tombstone makes that content unreadable."""
+"""`clawstream.session-key`: a key that encrypts content of one session. Its tombstone makes that content unreadable.
+
+`clawstream.master-key`: which master key wraps those that are made now.
+"""
 
 from typing import ClassVar
 
@@ -21,3 +24,14 @@ class SessionKeyEvent(Event):
     """Which master key wraps `data_key`: the first 16 hexadecimal digits of its sha256. Empty when it is plain."""
     created_at: AwareDatetime
     """When it was made."""
+
+
+class MasterKeyEvent(Event):
+    """Names the master key that counts. Whoever does not have it is told so before it writes anything."""
+
+    event_type: ClassVar[str] = "clawstream.master-key"
+
+    master_key_id: str = Field(min_length=1)
+    """The first 16 hexadecimal digits of its sha256."""
+    since: AwareDatetime
+    """When it was named."""

@@ -28,8 +28,9 @@ def main(
         )
         logger = configure_logging(settings.log, process=settings.name)
         crash = crash_point(os.environ)
-        bus = with_bus_crash(open_bus(settings.kafka, client_id=settings.name, renews_keys=True), crash)
-        code = uvloop.run(serve(settings, bus, logger, crash))
+        encrypted = open_bus(settings.kafka, client_id=settings.name, renews_keys=True)
+        bus = with_bus_crash(encrypted, crash)
+        code = uvloop.run(serve(settings, bus, logger, crash, check_keys=encrypted.check_keys))
     except SettingsError as error:
         sys.stderr.write(f"gateway: {error}\n")
         sys.exit(EXIT_CODE_WRONG_SETTINGS)

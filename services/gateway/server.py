@@ -19,11 +19,12 @@ from clawstream.crash_points import CrashPoint
 from clawstream.disk_patience import DiskPatience
 from clawstream.disk_space import is_out_of_space
 from clawstream.engine.client import HttpEngineClient
-from clawstream.errors import ClawstreamError, ContractError, SettingsError
+from clawstream.errors import BusError, ClawstreamError, ContractError, SettingsError
 from clawstream.log import Logger
 from clawstream.metrics import Metrics
 from clawstream.operations_server import OperationsServer
 from clawstream.rendering.renderer import load_renderer
+from clawstream.settings import EXIT_CODE_WRONG_SETTINGS
 from services.gateway.app import RequestLimits, create_app
 from services.gateway.auth import Authenticator
 from services.gateway.chat import ChatLimits, ChatService
@@ -34,6 +35,7 @@ from services.gateway.gate.gate import build_gate
 from services.gateway.settings import GatewaySettings
 
 _FAILURE_POLL_SECONDS = 1.0
+_KEY_CHECK_SECONDS = 3.0
 _CLOSE_CONNECTIONS_SECONDS = 5.0
 _SWITCH_INTERVAL_SECONDS = 0.0005
 """A thread that wants the interpreter's lock waits so long for a busy one. The drain's thread takes it anew for every
@@ -50,8 +52,18 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve(settings: GatewaySettings, bus: Bus, logger: Logger, crash: CrashPoint | None = None) -> int:
+async def serve(
+    settings: GatewaySettings,
+    bus: Bus,
+    logger: Logger,
+    crash: CrashPoint | None = None,
+    *,
+    check_keys: Callable[[], None] = lambda: None,
+) -> int:
     """Serves until SIGTERM, SIGINT or a failure that only a new process can mend. Returns the exit code.
+
+    `check_keys` raises SettingsError when nobody else could read what this process encrypts, and BusError while no
+    broker says so: it is asked again until it knows.
 
     Raises SettingsError (also for a model directory without a tokenizer that fits) and OSError (a port is taken) at
     start. A full disk is waited for.
@@ -186,7 +198,10 @@ async def serve(settings: GatewaySettings, bus: Bus, logger: Logger, crash: Cras
     await gate.start()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     serving.add_done_callback(lambda _: stop.set())
-    helpers = [asyncio.create_task(_watch(conversations, fail))]
+    helpers = [
+        asyncio.create_task(_watch(conversations, fail)),
+        asyncio.create_task(_check_keys(check_keys, fail, logger)),
+    ]
     if settings.max_context_tokens is None:
         helpers.append(asyncio.create_task(limit.ask(list(clients.values()), logger)))
     host, port = listener.getsockname()[:2]
@@ -207,6 +222,8 @@ async def serve(settings: GatewaySettings, bus: Bus, logger: Logger, crash: Cras
     for client in clients.values():
         await client.close()
     operations.close()
+    if any(isinstance(failure, SettingsError) for failure in failures):
+        return EXIT_CODE_WRONG_SETTINGS
     return 1 if failures else 0
 
 
@@ -235,6 +252,21 @@ def _stop_on_signals(stop: asyncio.Event, ending: threading.Event, logger: Logge
 
     for number in _SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, received, number)
+
+
+async def _check_keys(check: Callable[[], None], fail: Callable[[Exception], None], logger: Logger) -> None:
+    """Ends the process when its master key is not the one that counts; goes on asking while no broker answers."""
+    while True:
+        try:
+            await asyncio.to_thread(check)
+        except SettingsError as error:
+            fail(error)
+            return
+        except BusError as error:
+            logger.warning("the master key cannot be checked yet; trying again", error=str(error))
+            await asyncio.sleep(_KEY_CHECK_SECONDS)
+        else:
+            return
 
 
 async def _watch(conversations: GatewayConversations, fail: Callable[[Exception], None]) -> None:

@@ -14,6 +14,7 @@ from clawstream.codec import decode_as, encode, header
 from clawstream.encryption.bus import EncryptedBus
 from clawstream.encryption.deletion import delete_keys, keys_of_session
 from clawstream.encryption.envelope import KEY_HEADER
+from clawstream.encryption.master_key import MasterKeys
 from clawstream.encryption.session_keys import SessionKeys
 from clawstream.errors import (
     BrokerUnavailable,
@@ -49,7 +50,7 @@ def around(inner: Bus, *, encrypts: bool = True) -> EncryptedBus:
     keys = SessionKeys(
         inner,
         NAMESPACE,
-        None,
+        MasterKeys(list),
         source="tests",
         renews=True,
         clock=ManualClock(),
@@ -197,7 +198,7 @@ def test_without_a_key_a_transaction_is_aborted_and_nothing_is_written(
     def unavailable(*_: object) -> None:
         raise BrokerUnavailable("no broker")
 
-    monkeypatch.setattr(SessionKeys, "_write", unavailable)
+    monkeypatch.setattr(SessionKeys, "_send", unavailable)
     with pytest.raises(TransactionAbortable, match="no key for a record"):
         producer.produce(turn_record())
     producer.abort()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from clawstream.encryption.master_key import VARIABLE, MasterKey, load_master_key
+from clawstream.encryption.master_key import VARIABLE, MasterKey, load_master_keys
 from clawstream.errors import SettingsError
 from clawstream.settings import EncryptionSettings
 
@@ -17,9 +17,9 @@ def test_it_comes_from_the_file_else_from_the_environment(tmp_path: Path) -> Non
     file = tmp_path / "master"
     file.write_text(f"{TEXT}\n")
     settings = EncryptionSettings(master_key_file=file)
-    assert load_master_key(settings, {VARIABLE: "ignored"}) == MasterKey(KEY)
-    assert load_master_key(EncryptionSettings(), {VARIABLE: TEXT}) == MasterKey(KEY)
-    assert load_master_key(EncryptionSettings(), {}) is None
+    assert load_master_keys(settings, {VARIABLE: "ignored"}) == [MasterKey(KEY)]
+    assert load_master_keys(EncryptionSettings(), {VARIABLE: TEXT}) == [MasterKey(KEY)]
+    assert load_master_keys(EncryptionSettings(), {}) == []
 
 
 @pytest.mark.parametrize("text", ["secret words", TEXT[:20], base64.b64encode(b"short").decode(), "é"])
@@ -27,13 +27,13 @@ def test_a_wrong_one_is_refused_and_not_quoted(tmp_path: Path, text: str) -> Non
     file = tmp_path / "master"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(SettingsError, match="master") as caught:
-        load_master_key(EncryptionSettings(master_key_file=file), {})
+        load_master_keys(EncryptionSettings(master_key_file=file), {})
     assert text not in str(caught.value)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="nowhere"):
-        load_master_key(EncryptionSettings(master_key_file=tmp_path / "nowhere"), {})
+        load_master_keys(EncryptionSettings(master_key_file=tmp_path / "nowhere"), {})
 
 
 def test_what_it_wraps_it_unwraps_under_the_same_id_only() -> None:

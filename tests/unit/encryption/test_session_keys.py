@@ -12,7 +12,7 @@ from clawstream.bus.interface import TopicSpecification
 from clawstream.bus.memory import MemoryBus
 from clawstream.clock import ManualClock
 from clawstream.encryption.deletion import delete_keys, keys_of_principal, keys_of_session
-from clawstream.encryption.master_key import MasterKey
+from clawstream.encryption.master_key import MasterKey, MasterKeys
 from clawstream.encryption.session_keys import SessionKeys
 from clawstream.errors import BrokerUnavailable, SettingsError
 from schemas.events import SessionKeyEvent
@@ -40,8 +40,9 @@ def clock() -> ManualClock:
 def process(bus: MemoryBus, clock: ManualClock) -> Process:
     """Another process's view of the keys."""
 
-    def start(master: MasterKey | None = None, *, renews: bool = True) -> SessionKeys:
-        return SessionKeys(bus, NAMESPACE, master, source="tests", renews=renews, clock=clock, random_bytes=os.urandom)
+    def start(*held: MasterKey | None, renews: bool = True) -> SessionKeys:
+        masters = MasterKeys(lambda: [master for master in held if master is not None])
+        return SessionKeys(bus, NAMESPACE, masters, source="tests", renews=renews, clock=clock, random_bytes=os.urandom)
 
     return start
 
@@ -135,10 +136,10 @@ def test_no_key_is_on_the_log_as_it_is_when_a_master_key_wraps_it(bus: MemoryBus
 def test_another_master_key_is_wrong_settings_and_not_forgotten_content(
     process: Process, master: MasterKey | None
 ) -> None:
+    plain_id, plain = process(None).for_writing("other", "alice")
     key_id, _ = process(MASTER).for_writing("session", "alice")
     with pytest.raises(SettingsError, match=f"wrapped by master key {MASTER.key_id}.*master_key_file"):
         process(master).find(key_id)
-    plain_id, plain = process(None).for_writing("other", "alice")
     assert process(master).find(plain_id) == plain, "plain keys need none"
 
 

@@ -1,0 +1,130 @@
+"""Changing the master key while everything runs: the log names the new one, and all keys of sessions are wrapped by it.
+
+Processes that have both master keys notice nothing: within half a second they wrap what they make by the one that the
+log names, and what is wrapped anew is the same key. A run that was killed is finished by the next one.
+
+A key that is deleted meanwhile must not come back: the rotation has read it, and would write it again behind its
+tombstone. So both write in transactions of one id, and the rotation reads after its producer was initialised: whoever
+deletes fences it, and it begins anew.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+from clawstream.bus.fold import latest_by_key
+from clawstream.bus.interface import Bus, OutgoingRecord, TransactionalProducer
+from clawstream.bus.ranges import read_once, topic_ranges
+from clawstream.clock import Clock
+from clawstream.codec import decode_as, encode
+from clawstream.encryption.deletion import keys_transactional_id
+from clawstream.encryption.envelope import NONCE_BYTES
+from clawstream.encryption.master_key import MasterKey, MasterKeys
+from clawstream.encryption.session_keys import MASTER_KEY_RECORD, master_key_record, unwrapped, wrapped
+from clawstream.errors import Fenced
+from clawstream.ids import derive
+from clawstream.topics import SESSION_KEYS, full_name
+from schemas.events.session_key import MasterKeyEvent, SessionKeyEvent
+
+_KEYS_PER_TRANSACTION: Final = 500
+_SETTLE_SECONDS: Final = 2.0
+"""So long processes that have not read of the new master key may still make keys under the old one."""
+_SOURCE: Final = "cli/keys"
+
+
+@dataclass(frozen=True, slots=True)
+class KeysOnLog:
+    """The sessions' keys as they stand."""
+
+    named: str | None
+    """The id of the master key that counts; None when none was ever named."""
+    keys: Mapping[str, SessionKeyEvent] = field(repr=False)
+
+    def counts(self) -> dict[str, int]:
+        """The id of each master key, empty for none, to how many keys it wraps."""
+        wrapping = [event.master_key_id for event in self.keys.values()]
+        return {key_id: wrapping.count(key_id) for key_id in sorted(set(wrapping))}
+
+
+def read_keys(bus: Bus, namespace: str) -> KeysOnLog:
+    """All that is there now. Raises BusError and DecodeError."""
+    records = latest_by_key(read_once(bus, topic_ranges(bus, [full_name(namespace, SESSION_KEYS)])))
+    named = records.pop(MASTER_KEY_RECORD.encode(), None)
+    return KeysOnLog(
+        named=None if named is None else decode_as(named, MasterKeyEvent).master_key_id,
+        keys={key.decode(): decode_as(record, SessionKeyEvent) for key, record in records.items()},
+    )
+
+
+class Rotation:
+    """Makes one master key count."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        namespace: str,
+        masters: MasterKeys,
+        *,
+        clock: Clock,
+        random_bytes: Callable[[int], bytes],
+        progress: Callable[[str], None] = lambda _: None,
+        settle_seconds: float = _SETTLE_SECONDS,
+    ) -> None:
+        """`progress` is told what is being done, in a few words."""
+        self._bus = bus
+        self._namespace = namespace
+        self._topic = full_name(namespace, SESSION_KEYS)
+        self._masters = masters
+        self._clock = clock
+        self._random_bytes = random_bytes
+        self._progress = progress
+        self._settle_seconds = settle_seconds
+
+    def run(self, target: MasterKey) -> int:
+        """Names `target` and wraps every key by it. Returns how many were wrapped anew.
+
+        Raises SettingsError when a master key that wraps some of them is missing: then nothing has changed. Raises
+        BusError; then run it again.
+        """
+        wrapped_anew = self._unless_fenced(target)
+        time.sleep(self._settle_seconds)
+        return wrapped_anew + self._unless_fenced(target)
+
+    def _unless_fenced(self, target: MasterKey) -> int:
+        while True:
+            try:
+                return self._pass(target)
+            except Fenced:
+                self._progress("keys are being deleted; waiting, then beginning anew")
+                time.sleep(self._settle_seconds)
+
+    def _pass(self, target: MasterKey) -> int:
+        producer = self._bus.transactional_producer(keys_transactional_id(self._namespace))
+        try:
+            self._progress("reading the keys")
+            on_log = read_keys(self._bus, self._namespace)  # After the producer: from here on nobody deletes unseen.
+            stale = {key_id: event for key_id, event in on_log.keys.items() if event.master_key_id != target.key_id}
+            plain = {key_id: unwrapped(key_id, event, self._masters) for key_id, event in stale.items()}
+            if on_log.named != target.key_id:
+                named = master_key_record(self._topic, target, now=self._clock.now(), source=_SOURCE)
+                self._write_together(producer, [named])
+            waiting = iter(plain.items())
+            while chunk := list(islice(waiting, _KEYS_PER_TRANSACTION)):
+                self._write_together(producer, [self._wrapped(*each, stale[each[0]], target) for each in chunk])
+            return len(plain)
+        finally:
+            producer.close()
+
+    def _wrapped(self, key_id: str, data_key: bytes, before: SessionKeyEvent, target: MasterKey) -> OutgoingRecord:
+        nonce = self._random_bytes(NONCE_BYTES)
+        event = wrapped(key_id, data_key, target, nonce=nonce, now=before.created_at)
+        event_id = derive("session-key", key_id, target.key_id)
+        return encode(event, topic=self._topic, key=key_id, event_id=event_id, source=_SOURCE)
+
+    def _write_together(self, producer: TransactionalProducer, records: Sequence[OutgoingRecord]) -> None:
+        producer.begin()
+        for record in records:
+            producer.produce(record)
+        producer.commit()

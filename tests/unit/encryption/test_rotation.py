@@ -1,0 +1,182 @@
+"""Another master key while everything runs: nothing becomes unreadable, nothing that was deleted comes back."""
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from clawstream import topics
+from clawstream.bus.interface import TopicSpecification
+from clawstream.bus.memory import MemoryBus
+from clawstream.clock import ManualClock
+from clawstream.encryption import rotation
+from clawstream.encryption.deletion import delete_keys, keys_of_session
+from clawstream.encryption.master_key import MasterKey, MasterKeys
+from clawstream.encryption.rotation import Rotation, read_keys
+from clawstream.encryption.session_keys import SessionKeys
+from clawstream.errors import SettingsError
+
+NAMESPACE = "test"
+OLD, NEW, FOREIGN = (MasterKey(letter * 32) for letter in (b"o", b"n", b"f"))
+SESSIONS = [f"session-{number}" for number in range(7)]
+Process = Callable[..., SessionKeys]
+
+
+@pytest.fixture
+def bus() -> MemoryBus:
+    made = MemoryBus()
+    made.admin().create_topics([TopicSpecification(f"{NAMESPACE}.{topics.SESSION_KEYS}", 1)])
+    return made
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def process(bus: MemoryBus, clock: ManualClock) -> Process:
+    """Another process's view of the keys, with these master keys."""
+
+    def start(*held: MasterKey, renews: bool = True) -> SessionKeys:
+        masters = MasterKeys(lambda: held)
+        return SessionKeys(bus, NAMESPACE, masters, source="tests", renews=renews, clock=clock, random_bytes=os.urandom)
+
+    return start
+
+
+def rotate(bus: MemoryBus, *held: MasterKey, to: MasterKey = NEW) -> int:
+    masters = MasterKeys(lambda: held or (OLD, NEW))
+    return Rotation(bus, NAMESPACE, masters, clock=ManualClock(), random_bytes=os.urandom, settle_seconds=0.0).run(to)
+
+
+@pytest.mark.parametrize("before", [(OLD,), ()])
+def test_all_keys_are_wrapped_anew_and_stay_the_same_keys(
+    bus: MemoryBus, process: Process, clock: ManualClock, before: tuple[MasterKey, ...]
+) -> None:
+    first = process(*before)
+    made = dict(first.for_writing(session, "alice") for session in SESSIONS)
+    assert read_keys(bus, NAMESPACE).counts() == {before[0].key_id if before else "": len(SESSIONS)}
+    running = process(*before, NEW)
+    assert set(made.values()) == {running.find(key_id) for key_id in made}
+    assert rotate(bus, *before, NEW) == len(SESSIONS)
+    assert read_keys(bus, NAMESPACE).counts() == {NEW.key_id: len(SESSIONS)}
+    assert read_keys(bus, NAMESPACE).named == NEW.key_id
+    clock.advance(1.0)
+    for keys in (running, process(*before, NEW), process(NEW)):
+        assert {key_id: keys.find(key_id) for key_id in made} == made
+    later_id, later = running.for_writing("later", "alice")
+    assert read_keys(bus, NAMESPACE).counts() == {NEW.key_id: len(SESSIONS) + 1}
+    assert process(NEW).find(later_id) == later
+    assert rotate(bus, *before, NEW) == 0, "once is enough"
+
+
+def test_a_process_reads_a_key_that_was_added_to_its_file_since(
+    bus: MemoryBus, clock: ManualClock, process: Process
+) -> None:
+    file = [OLD]
+    running = SessionKeys(
+        bus,
+        NAMESPACE,
+        MasterKeys(lambda: list(file)),
+        source="tests",
+        renews=True,
+        clock=clock,
+        random_bytes=os.urandom,
+    )
+    key_id, key = running.for_writing("session", "alice")
+    file.append(NEW)
+    rotate(bus)
+    clock.advance(1.0)
+    assert running.find(key_id) == key
+    assert process(NEW).find(running.for_writing("later", "alice")[0]) is not None
+
+
+class KilledError(Exception):
+    """As kill -9 looks to the log."""
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_a_rotation_that_is_killed_leaves_everything_readable_and_is_finished_by_the_next(
+    bus: MemoryBus, process: Process, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    monkeypatch.setattr(rotation, "_KEYS_PER_TRANSACTION", 2)
+    made = dict(process(OLD).for_writing(session, "alice") for session in SESSIONS)
+    writes = 0
+    write = Rotation._write_together  # pyright: ignore[reportPrivateUsage]
+
+    def dies(self: Rotation, *arguments: object) -> None:
+        nonlocal writes
+        if writes == at:
+            raise KilledError
+        writes += 1
+        write(self, *arguments)  # pyright: ignore[reportArgumentType]
+
+    with monkeypatch.context() as killed:
+        killed.setattr(Rotation, "_write_together", dies)
+        with pytest.raises(KilledError):
+            rotate(bus)
+    both = process(OLD, NEW)
+    assert {key_id: both.find(key_id) for key_id in made} == made
+    assert rotate(bus) == len(SESSIONS) - min(2 * max(0, at - 1), len(SESSIONS))
+    assert {key_id: process(NEW).find(key_id) for key_id in made} == made
+
+
+def test_what_is_deleted_while_the_keys_are_wrapped_anew_does_not_come_back(
+    bus: MemoryBus, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = {session: process(OLD).for_writing(session, "alice") for session in SESSIONS}
+    wrapped, deleted = Rotation._wrapped, False  # pyright: ignore[reportPrivateUsage]
+
+    def forgets_first(self: Rotation, *arguments: object) -> object:
+        nonlocal deleted
+        if not deleted:
+            deleted = True
+            delete_keys(bus, NAMESPACE, keys_of_session(bus, NAMESPACE, SESSIONS[3]), "tests")
+        return wrapped(self, *arguments)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(Rotation, "_wrapped", forgets_first)
+    assert rotate(bus) == len(SESSIONS) - 1
+    late = process(NEW)
+    for session, (key_id, key) in made.items():
+        assert late.find(key_id) == (None if session == SESSIONS[3] else key)
+
+
+def test_without_the_old_key_nothing_is_changed(bus: MemoryBus, process: Process) -> None:
+    process(OLD).for_writing("session", "alice")
+    before = read_keys(bus, NAMESPACE)
+    with pytest.raises(SettingsError, match=OLD.key_id):
+        rotate(bus, NEW)
+    assert read_keys(bus, NAMESPACE) == before
+
+
+# ---- a wrong master key is noticed before anything is written
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize("held", [(FOREIGN,), ()])
+def test_another_master_key_than_the_log_knows_is_refused_at_once(
+    bus: MemoryBus, process: Process, held: tuple[MasterKey, ...], is_named: bool
+) -> None:
+    first = process(OLD)
+    if is_named:
+        first.check()
+    else:
+        first.for_writing("session", "alice")
+    wrong = process(*held)
+    with pytest.raises(SettingsError, match=f"wrapped by master key {OLD.key_id}"):
+        wrong.check()
+    with pytest.raises(SettingsError, match=f"wrapped by master key {OLD.key_id}"):
+        wrong.for_writing("other", "alice")
+    assert read_keys(bus, NAMESPACE).counts() == ({} if is_named else {OLD.key_id: 1})
+    process(OLD).check()
+    process(FOREIGN, OLD).check()
+
+
+def test_who_comes_first_names_the_master_key_and_who_only_reads_names_none(bus: MemoryBus, process: Process) -> None:
+    process(NEW, renews=False).check()
+    process().check()
+    assert read_keys(bus, NAMESPACE).named is None
+    process(OLD, NEW).check()
+    process(NEW, OLD).check()
+    assert read_keys(bus, NAMESPACE).named == OLD.key_id
