@@ -28,18 +28,21 @@ class Places:
 
 
 class KeyValueCache:
-    """Keys and values of all slots, allocated once. The system gives memory only to the pages that are written."""
+    """Keys and values of all slots, allocated once. The system gives memory only to the pages that are written.
 
-    def __init__(self, architecture: ModelArchitecture, slots: int, context_tokens: int, dtype: torch.dtype) -> None:
+    In fp32 also beside bf16 weights: scores and sums of attention are fp32, and decode attention reads in place.
+    """
+
+    def __init__(self, architecture: ModelArchitecture, slots: int, context_tokens: int) -> None:
         """`context_tokens` is rounded up to whole blocks."""
         self.num_kv_heads, self.head_dim = architecture.num_kv_heads, architecture.head_dim
         self.blocks = -(-context_tokens // BLOCK_TOKENS)
         heads = (slots, self.num_kv_heads)
         keys_shape = (*heads, self.blocks, self.head_dim, BLOCK_TOKENS)
-        self.keys = [_untouched_zeros(keys_shape, dtype) for _ in range(architecture.num_layers)]
+        self.keys = [_untouched_zeros(keys_shape) for _ in range(architecture.num_layers)]
         """Per layer [slots, kv_heads, blocks, head_dim, BLOCK_TOKENS]: transposed within each block of tokens"""
         values_shape = (*heads, self.blocks * BLOCK_TOKENS, self.head_dim)
-        self.values = [_untouched_zeros(values_shape, dtype) for _ in range(architecture.num_layers)]
+        self.values = [_untouched_zeros(values_shape) for _ in range(architecture.num_layers)]
         """Per layer [slots, kv_heads, blocks * BLOCK_TOKENS, head_dim]"""
 
     def places(self, slots: Tensor, positions: Tensor) -> Places:
@@ -48,9 +51,8 @@ class KeyValueCache:
 
     def write(self, layer: int, places: Places, keys: Tensor, values: Tensor) -> None:
         """`keys` and `values` [rows, kv_heads, head_dim], in any float dtype."""
-        dtype = self.keys[layer].dtype
-        self.keys[layer][places.slots, :, places.blocks, :, places.columns] = keys.to(dtype)
-        self.values[layer][places.slots, :, places.positions] = values.to(dtype)
+        self.keys[layer][places.slots, :, places.blocks, :, places.columns] = keys.float()
+        self.values[layer][places.slots, :, places.positions] = values.float()
 
     def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
         """Keys (a copy) and values of the first `length` positions of a slot, each [kv_heads, length, head_dim]."""
@@ -67,7 +69,7 @@ class KeyValueCache:
             memory[target, :, :length] = memory[source, :, :length]
 
 
-def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _untouched_zeros(shape: tuple[int, ...]) -> Tensor:
     """Zeros whose pages take no memory until they are written: `torch.zeros` writes them all (3 GB for SmolLM2)."""
-    memory = mmap(-1, math.prod(shape) * dtype.itemsize, MAP_PRIVATE | MAP_ANONYMOUS)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+    memory = mmap(-1, math.prod(shape) * torch.float32.itemsize, MAP_PRIVATE | MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=torch.float32).view(shape)

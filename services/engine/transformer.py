@@ -55,8 +55,7 @@ class Transformer:
     def __init__(self, architecture: ModelArchitecture, slots: int, context_tokens: int, dtype: torch.dtype) -> None:
         self.architecture = architecture
         self.dtype = dtype
-        # In fp32 also beside bf16 weights: scores and sums of attention are fp32, and decode attention reads in place.
-        self.cache = KeyValueCache(architecture, slots, context_tokens, torch.float32)
+        self.cache = KeyValueCache(architecture, slots, context_tokens)
         self._norm_epsilon = torch.tensor(architecture.norm_epsilon)
         self._cosines, self._sines = rotary_tables(architecture, context_tokens, dtype)
 

@@ -32,7 +32,7 @@ def architecture(tmp_path_factory: pytest.TempPathFactory) -> ModelArchitecture:
 
 def random_cache(architecture: ModelArchitecture) -> KeyValueCache:
     """Every position of every slot is filled."""
-    cache = KeyValueCache(architecture, SLOTS, CONTEXT_TOKENS, torch.float32)
+    cache = KeyValueCache(architecture, SLOTS, CONTEXT_TOKENS)
     generator = torch.Generator().manual_seed(1)
     for memory in (*cache.keys, *cache.values):
         memory.copy_(torch.randn(memory.shape, generator=generator))
@@ -73,7 +73,7 @@ def test_every_row_attends_to_its_own_slot_up_to_its_length(
 
 
 def test_one_long_row_does_not_pad_the_short_ones(architecture: ModelArchitecture) -> None:
-    cache = KeyValueCache(architecture, SLOTS, 40 * BLOCK_TOKENS, torch.float32)
+    cache = KeyValueCache(architecture, SLOTS, 40 * BLOCK_TOKENS)
     groups = plan_groups(list(range(SLOTS)), [3, 5, 2500, *[4] * 6], HEADS, cache)
     assert sorted(row for group in groups for row in group.rows.tolist()) == list(range(SLOTS))
     assert sum(group.is_unseen.numel() for group in groups) < 3 * 2500  # one rectangle would have 9 * 2500
@@ -82,7 +82,7 @@ def test_one_long_row_does_not_pad_the_short_ones(architecture: ModelArchitectur
 
 
 def test_keys_written_at_positions_are_read_in_their_order(architecture: ModelArchitecture) -> None:
-    cache = KeyValueCache(architecture, SLOTS, CONTEXT_TOKENS, torch.float32)
+    cache = KeyValueCache(architecture, SLOTS, CONTEXT_TOKENS)
     length = 2 * BLOCK_TOKENS + 3
     keys = torch.randn(length, KV_HEADS, HEAD_DIM)
     values = torch.randn(length, KV_HEADS, HEAD_DIM)
