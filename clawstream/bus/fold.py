@@ -65,9 +65,18 @@ class LogReader:
         Blocks while no broker answers, unless `stopped` says that nobody waits for it any more: then it returns early.
         Raises OffsetNotRetained, FatalBusError, and what `apply` raises.
         """
-        ends = self.ends()
+        return self.read_to(self.ends(), apply, stopped=stopped)
+
+    def read_to(
+        self,
+        ends: Mapping[TopicPartition, int],
+        apply: Callable[[Record], None],
+        *,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> int:
+        """`bootstrap` up to these ends."""
         count = 0
-        while not self._reached(ends) and not stopped():
+        while not self.has_reached(ends) and not stopped():
             for record in self._consumer.consume(_BATCH_RECORDS, _WAIT_SECONDS):
                 apply(record)
                 count += 1
@@ -85,7 +94,8 @@ class LogReader:
         """Releases the client."""
         self._consumer.close()
 
-    def _reached(self, ends: Mapping[TopicPartition, int]) -> bool:
+    def has_reached(self, ends: Mapping[TopicPartition, int]) -> bool:
+        """Whether everything before these ends was handed over."""
         for partition, end in ends.items():
             position = self._consumer.position(partition)
             started_at = self._next[partition]

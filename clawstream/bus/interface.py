@@ -301,6 +301,13 @@ class Admin(Protocol):
         """All partitions of a topic. Raises BusError when it does not exist."""
         ...
 
+    def high_watermarks(self, topic: str) -> dict[TopicPartition, int]:
+        """Of all partitions the offset after the last record, of transactions that are still open, too.
+
+        Raises BusError when it does not exist.
+        """
+        ...
+
     def group_offsets(self, group: str) -> dict[TopicPartition, int]:
         """Committed offsets of a group, for lag; empty when it has none."""
         ...

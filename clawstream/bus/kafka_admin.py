@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
+from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as LibrdkafkaTopicPartition
 from confluent_kafka.admin import (
     AdminClient,
@@ -16,6 +16,7 @@ from confluent_kafka.admin import (
     ConfigEntry,
     ConfigResource,
     NewTopic,
+    OffsetSpec,
     ResourceType,
 )
 
@@ -112,6 +113,23 @@ class KafkaAdmin:
         if found is None or found.error is not None:
             raise BusError(f"topic {topic} does not exist; run `clawstream topics apply`")
         return [TopicPartition(topic, number) for number in sorted(found.partitions)]
+
+    def high_watermarks(self, topic: str) -> dict[TopicPartition, int]:
+        doing = f"asking for the ends of topic {topic}"
+        wanted = {
+            LibrdkafkaTopicPartition(topic, partition.partition): OffsetSpec.latest()
+            for partition in self.partitions(topic)
+        }
+        futures = self._call(
+            doing,
+            lambda: self._client.list_offsets(
+                wanted, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_REQUEST_SECONDS
+            ),
+        )
+        return {
+            TopicPartition(place.topic, place.partition): self._result(future, doing).offset
+            for place, future in futures.items()
+        }
 
     def group_offsets(self, group: str) -> dict[TopicPartition, int]:
         request = [ConsumerGroupTopicPartitions(group)]

@@ -124,6 +124,12 @@ class _MemoryAdmin:
             self._cluster.check_available()
             return self._cluster.partitions_of((topic,))
 
+    def high_watermarks(self, topic: str) -> dict[TopicPartition, int]:
+        with self._cluster.changed:
+            self._cluster.check_available()
+            places = self._cluster.partitions_of((topic,))
+            return {partition: self._cluster.log(partition).end_offset for partition in places}
+
     def group_offsets(self, group: str) -> dict[TopicPartition, int]:
         with self._cluster.changed:
             self._cluster.check_available()

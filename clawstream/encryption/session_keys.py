@@ -1,7 +1,8 @@
 """The keys of sessions: a fold of the topic `session-keys`, and the making of new ones. Thread-safe.
 
 A key is on the log, acknowledged, before the first record that it encrypts. So a reader that meets an id that it does
-not know reads the topic to its present end: what is not there then was deleted.
+not know reads the topic to its present end: what is not there then was deleted. A transaction that is open (keys are
+deleted, or wrapped anew) hides what was written after it began: the end is that of all records, and it is waited for.
 """
 
 import base64
@@ -12,18 +13,20 @@ from collections.abc import Callable
 from datetime import datetime
 
 from clawstream.bus.fold import LogReader
-from clawstream.bus.interface import Bus, OutgoingRecord, Producer, Record
+from clawstream.bus.interface import Admin, Bus, OutgoingRecord, Producer, Record
 from clawstream.clock import Clock
 from clawstream.codec import decode_as, encode
 from clawstream.encryption.envelope import KEY_BYTES, NONCE_BYTES
 from clawstream.encryption.master_key import MasterKey, MasterKeys
-from clawstream.errors import DecodeError, SettingsError
+from clawstream.errors import BrokerUnavailable, DecodeError, SettingsError
 from clawstream.ids import IdSource, derive
 from clawstream.topics import SESSION_KEYS, full_name
 from schemas.events.session_key import MasterKeyEvent, SessionKeyEvent
 
 _REFRESH_SECONDS = 0.5
 _WRITE_SECONDS = 10.0
+_OPEN_TRANSACTION_SECONDS = 15.0
+"""More than the broker leaves a transaction open of whoever deletes keys or wraps them anew, and was killed."""
 _PRINCIPAL_DIGITS = 8
 MASTER_KEY_RECORD = "master-key"
 """Key of the record that names the master key that counts."""
@@ -76,6 +79,7 @@ class SessionKeys:
         self._lock = threading.Lock()
         self._reader: LogReader | None = None
         self._producer: Producer | None = None
+        self._admin: Admin | None = None
         self._refreshed_at = 0.0
         self._keys: dict[str, bytes] = {}
         self._key_ids: dict[str, str] = {}
@@ -95,7 +99,7 @@ class SessionKeys:
         with self._lock:
             reader = self._refreshed()
             if key_id not in self._keys and key_id not in self._unusable and key_id not in self._absent:
-                reader.bootstrap(self._apply)
+                self._read_to_the_end(reader)
                 if key_id not in self._keys and key_id not in self._unusable:
                     self._absent.add(key_id)
             if key_id not in self._keys and key_id in self._unusable:
@@ -149,6 +153,16 @@ class SessionKeys:
                 for record in records:
                     self._apply(record)
         return self._reader
+
+    def _read_to_the_end(self, reader: LogReader) -> None:
+        """Raises BrokerUnavailable when a transaction stays open: then it is not known yet what is there."""
+        if self._admin is None:
+            self._admin = self._bus.admin()
+        ends = self._admin.high_watermarks(self._topic)
+        give_up_at = self._clock.monotonic_seconds() + _OPEN_TRANSACTION_SECONDS
+        reader.read_to(ends, self._apply, stopped=lambda: self._clock.monotonic_seconds() >= give_up_at)
+        if not reader.has_reached(ends):
+            raise BrokerUnavailable(f"{self._topic}: a transaction is open, and hides what was written since")
 
     def _apply(self, record: Record) -> None:
         if record.key is None:

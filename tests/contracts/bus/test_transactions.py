@@ -37,6 +37,9 @@ def test_nothing_is_visible_before_the_commit_and_all_after_it(bus: Bus, wide_to
     assert [each.offset for each in deliveries] == [0] * 12
     assert reader.consume(100, 0.5) == []
     assert reader.watermarks(TopicPartition(wide_topic, 0)) == (0, 0), "the end that counts is the last stable offset"
+    admin = bus.admin()
+    assert admin.high_watermarks(wide_topic) == dict.fromkeys(partitions, 1), "what is not decided counts, too"
+    admin.close()
     began_seconds = time.monotonic()
     producer.commit()
     was_slow = time.monotonic() - began_seconds > SLOW_END_OF_TRANSACTION_SECONDS

@@ -8,9 +8,10 @@ import pytest
 
 from clawstream import topics
 from clawstream.bus.fold import LogReader
-from clawstream.bus.interface import TopicSpecification
+from clawstream.bus.interface import OutgoingRecord, TopicSpecification
 from clawstream.bus.memory import MemoryBus
 from clawstream.clock import ManualClock
+from clawstream.encryption import session_keys
 from clawstream.encryption.deletion import delete_keys, keys_of_principal, keys_of_session
 from clawstream.encryption.master_key import MasterKey, MasterKeys
 from clawstream.encryption.session_keys import SessionKeys
@@ -160,3 +161,21 @@ def test_a_reader_that_could_not_read_the_keys_holds_no_client(
             keys.find(key_id)
     assert len(closed) == 1
     assert keys.find(key_id) == key, "and it tries again"
+
+
+def test_a_key_behind_an_open_transaction_is_not_taken_for_deleted(
+    bus: MemoryBus, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a rotation leaves it that is killed: nothing after its beginning can be read until the broker ends it."""
+    writer, reader = process(), process()
+    assert reader.find("unknown") is None
+    killed = bus.transactional_producer("killed")
+    killed.begin()
+    killed.produce(OutgoingRecord(TOPIC, b"other", None))
+    key_id, key = writer.for_writing("session", "alice")
+    with monkeypatch.context() as impatient, pytest.raises(BrokerUnavailable, match="a transaction is open"):
+        impatient.setattr(session_keys, "_OPEN_TRANSACTION_SECONDS", 0.0)
+        reader.find(key_id)
+    killed.abort()
+    assert reader.find(key_id) == key
+    assert process().find(key_id) == key
