@@ -184,6 +184,14 @@ class Tracker:
         """For every partition that is ours: inputs that are not committed."""
         return {partition: len(state.entries) for partition, state in self._partitions.items()}
 
+    def heads(self) -> dict[TopicPartition, int]:
+        """Offset of the oldest input that is not resolved, for every partition that has one."""
+        return {
+            partition: state.entries[state.completed].ticket.record.offset
+            for partition, state in self._partitions.items()
+            if state.completed < len(state.entries)
+        }
+
     def oldest_unresolved_milliseconds(self) -> int | None:
         """When the oldest input that is not resolved was written (milliseconds since 1970), or None."""
         return min(

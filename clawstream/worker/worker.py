@@ -178,7 +178,7 @@ class EosWorker:
         self._flush_if_due()
         self._dispatch()
         unfinished = self._tracker.unfinished()
-        change = self._backpressure.update(unfinished, self._clock.monotonic_seconds())
+        change = self._backpressure.update(unfinished, self._tracker.heads(), self._clock.monotonic_seconds())
         if change.pause:
             self._consumer.pause(change.pause)
         if change.resume:
