@@ -3,7 +3,7 @@
 Pausing throws away what the client has read ahead, and lasts for a second at least, so it is the last resort. First the
 worker stops asking for more than it has room for. A partition that holds many inputs is no reason: a backlog comes
 partition by partition, hundreds in a row. It is paused when it holds many and does not go on: its oldest unresolved
-input stayed the same for a quarter of a second. Until one has shown that it goes on nothing more is read; the room is
+input stayed the same for a second. Until one has shown that it goes on nothing more is read; the room is
 never filled with inputs of which nobody knows how slow they are. A paused partition is resumed when it holds half as
 many. All are paused when the few records that a member gets while it polls to stay one have added up to twice the
 capacity.
@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from clawstream.bus.interface import TopicPartition
 
 _DWELL_SECONDS = 1.0
-_STUCK_SECONDS = 0.25
-"""A transaction on a busy machine takes some tenths of it, and nothing is collected meanwhile."""
+_STUCK_SECONDS = 1.0
+"""Longer than a quick partition waits for its turn behind all that the worker has in hand of others."""
 _MANY_SHARE = 4
 """A partition holds many when it has this part of the capacity, or twice its window if that is less."""
 

@@ -51,7 +51,7 @@ def test_no_result_waits_longer_than_the_ceiling(costs: list[float], in_flight: 
     assert policy.due(1, in_flight, now + 0.251)
 
 
-STUCK, QUICK = 0.25, 0.24
+STUCK, QUICK = 1.0, 0.99
 """Seconds: when a partition that holds many inputs counts as stuck, and when not yet."""
 
 
@@ -60,12 +60,12 @@ def test_a_stuck_partition_is_paused_and_resumed_with_hysteresis() -> None:
     assert backpressure.update({A: 8, B: 0}, {A: 7}, 0.0) == NOTHING
     assert backpressure.update({A: 8, B: 0}, {A: 7}, QUICK) == NOTHING
     assert backpressure.update({A: 8, B: 0}, {A: 7}, STUCK) == Change([A], [])
-    assert backpressure.update({A: 8, B: 0}, {A: 7}, 0.3) == NOTHING
+    assert backpressure.update({A: 8, B: 0}, {A: 7}, 1.5) == NOTHING
     assert backpressure.update({A: 5, B: 0}, {A: 10}, 5.0) == NOTHING, "not yet half as many"
     assert backpressure.update({A: 4, B: 0}, {A: 11}, 5.0) == Change([], [A])
     assert backpressure.update({A: 8, B: 0}, {A: 11}, 5.0 + STUCK) == Change([A], [])
-    assert backpressure.update({A: 0, B: 0}, {}, 6.2) == NOTHING, "paused for less than a second"
-    assert backpressure.update({A: 0, B: 0}, {}, 6.3) == Change([], [A])
+    assert backpressure.update({A: 0, B: 0}, {}, 6.9) == NOTHING, "paused for less than a second"
+    assert backpressure.update({A: 0, B: 0}, {}, 7.0) == Change([], [A])
 
 
 def test_a_partition_with_few_inputs_is_never_paused_however_slow_they_are() -> None:
@@ -124,9 +124,9 @@ def test_a_partition_that_left_and_came_back_is_not_taken_for_paused() -> None:
     backpressure = Backpressure(window_per_partition=4, capacity=100)
     backpressure.update({A: 8}, {A: 7}, 0.0)
     backpressure.update({A: 8}, {A: 7}, STUCK)
-    backpressure.update({}, {}, 0.3)
-    assert backpressure.update({A: 8}, {A: 7}, 0.4) == NOTHING
-    assert backpressure.update({A: 8}, {A: 7}, 0.4 + STUCK) == Change([A], [])
+    backpressure.update({}, {}, 1.5)
+    assert backpressure.update({A: 8}, {A: 7}, 2.0) == NOTHING
+    assert backpressure.update({A: 8}, {A: 7}, 2.0 + STUCK) == Change([A], [])
 
 
 def test_dead_letters_stop_a_worker_only_when_they_are_many_of_many() -> None:
