@@ -111,7 +111,7 @@ def measure(system: JudgedSystem, broker: LocalBroker, turns: int) -> list[Mark]
             done = first + chunk
             for start in range(first, done, _TURNS_AT_ONCE):
                 end = min(start + _TURNS_AT_ONCE, done)
-                free_bytes = _free_disk_bytes(broker)
+                _free_disk_bytes(broker)
                 sessions = max(1, turns // _TURNS_OF_SESSION)
                 conversations(bus, _NAMESPACE, end - start, sessions=sessions, first=start).write()
                 wait_until(lambda end=end: samples.reaches(end), started)
@@ -122,7 +122,7 @@ def measure(system: JudgedSystem, broker: LocalBroker, turns: int) -> list[Mark]
                 turns_per_second=round(chunk / (now - since), 1),
                 resident_megabytes={name: round(each.memory_info().rss / 1e6, 1) for name, each in watched.items()},
                 cpu_milliseconds_per_event={name: round(1000 * (cpu[name] - before[name]) / chunk, 3) for name in cpu},
-                free_disk_megabytes=round(free_bytes / 1e6),
+                free_disk_megabytes=round(_free_disk_bytes(broker) / 1e6),
             )
             since = now
             marks.append(mark)
