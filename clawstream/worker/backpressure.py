@@ -17,8 +17,8 @@ from clawstream.bus.interface import TopicPartition
 _DWELL_SECONDS = 1.0
 _STUCK_SECONDS = 1.0
 """Longer than a quick partition waits for its turn behind all that the worker has in hand of others."""
-_MANY_SHARE = 4
-"""A partition holds many when it has this part of the capacity, or twice its window if that is less."""
+_MANY = 128
+"""A partition holds many inputs when it has so many, or twice its window if that is less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Backpressure:
 
     @property
     def _many(self) -> int:
-        return max(1, min(2 * self.window_per_partition, self.capacity // _MANY_SHARE))
+        return min(2 * self.window_per_partition, _MANY)
 
     def _head(self, partition: TopicPartition, offset: int, now_seconds: float) -> _Head:
         known = self._heads.get(partition)

@@ -98,11 +98,11 @@ def test_no_more_is_read_before_a_partition_that_holds_many_has_gone_on() -> Non
     assert backpressure.room({A: 9, B: 0}) == 0, "what was long ago says nothing"
 
 
-def test_a_partition_holds_many_at_a_fourth_of_the_capacity_if_its_window_is_larger() -> None:
-    backpressure = Backpressure(window_per_partition=1000, capacity=100)
-    backpressure.update({A: 24, B: 0}, {A: 7}, 0.0)
-    assert backpressure.update({A: 24, B: 0}, {A: 7}, STUCK) == NOTHING
-    assert backpressure.update({A: 25, B: 0}, {A: 7}, STUCK) == Change([A], [])
+def test_a_partition_holds_many_at_128_if_its_window_is_larger() -> None:
+    backpressure = Backpressure(window_per_partition=1000, capacity=500)
+    backpressure.update({A: 127, B: 0}, {A: 7}, 0.0)
+    assert backpressure.update({A: 127, B: 0}, {A: 7}, STUCK) == NOTHING
+    assert backpressure.update({A: 128, B: 0}, {A: 7}, STUCK) == Change([A], [])
 
 
 def test_a_paused_partition_takes_no_room_from_others() -> None:
