@@ -1,16 +1,18 @@
 """Many turns through a judge (rules) and a teacher: memory stays bounded, and an event goes on costing the same.
 
-    python -m benchmarks.judge_and_teacher_memory [--turns 20000]        1,000,000 of them take hours and about 10 GB
+    python -m benchmarks.judge_and_teacher_memory [--turns 20000]   1,000,000: about an hour, 2 cores, some GB of disk
 
-The next chunk is written when the samples of the last one are there: memory that grows is then kept for what is done,
-not for what waits. The teacher's cache of turns, 64 MiB by default, is set to 4 MiB, so that it is full before memory
-counts. After every chunk one line says what each process holds and what an event of
-this chunk cost. The first fifth is warm-up. Exits with 1 when a process grew by more than the goal between there and
-the end, or when an event of the last third costs more than the goal times what one of the first third after it did.
-Costs are compared as multiples of what writing the same chunk cost this program: on a busy machine all of them rise.
+The next turns, 5,000 at most, are written when the samples of the last ones are there: memory that grows is then kept
+for what is done, not for what waits, here as in the processes. The teacher's cache of turns, 64 MiB by default, is set
+to 4 MiB, so that it is full before memory counts. After every twentieth of the turns one line says what each process
+holds and what an event since the last line cost. The first fifth is warm-up. Exits with 1 when a process grew by more
+than the goal between there and the end, or when an event of the last third costs more than the goal times what one of
+the first third after it did. Costs are compared as multiples of what writing the same turns cost this program: on a
+busy machine all of them rise. Ends with an error when the disk is nearly full, or when samples stay away for minutes.
 """
 
 import json
+import shutil
 import statistics
 import sys
 import tempfile
@@ -34,6 +36,9 @@ GOAL_COST_RATIO = 1.3
 SERVICES = ("judge", "teacher")
 WRITER = "writer"
 _CHUNKS = 20
+_TURNS_AT_ONCE = 5000
+"""Written, and waited for: however many turns a chunk has, patience is for so many and memory of this program too."""
+_LEAST_FREE_BYTES = 2_000_000_000
 _WARM_UP_SHARE = 0.2
 _TURNS_OF_SESSION = 5
 _NAMESPACE = "bench-memory"
@@ -57,6 +62,8 @@ class Mark:
     """By process."""
     cpu_milliseconds_per_event: dict[str, float]
     """By process, of this chunk; of `writer`, which is this program, for making and writing its turn."""
+    free_disk_megabytes: float = 0.0
+    """Where the log is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +107,14 @@ def measure(system: JudgedSystem, broker: LocalBroker, turns: int) -> list[Mark]
         samples = Counter(bus, full_name(_NAMESPACE, topics.SAMPLES))
         cpu = {name: _cpu_seconds(process) for name, process in watched.items()}
         since = time.perf_counter()
-        done = 0
         for first in range(0, turns, chunk):
-            conversations(bus, _NAMESPACE, chunk, sessions=max(1, turns // _TURNS_OF_SESSION), first=first).write()
-            done += chunk
-            wait_until(lambda done=done: samples.reaches(done), started)
+            done = first + chunk
+            for start in range(first, done, _TURNS_AT_ONCE):
+                end = min(start + _TURNS_AT_ONCE, done)
+                _free_disk_bytes(broker)
+                sessions = max(1, turns // _TURNS_OF_SESSION)
+                conversations(bus, _NAMESPACE, end - start, sessions=sessions, first=start).write()
+                wait_until(lambda end=end: samples.reaches(end), started)
             before, cpu = cpu, {name: _cpu_seconds(process) for name, process in watched.items()}
             now = time.perf_counter()
             mark = Mark(
@@ -112,12 +122,21 @@ def measure(system: JudgedSystem, broker: LocalBroker, turns: int) -> list[Mark]
                 turns_per_second=round(chunk / (now - since), 1),
                 resident_megabytes={name: round(each.memory_info().rss / 1e6, 1) for name, each in watched.items()},
                 cpu_milliseconds_per_event={name: round(1000 * (cpu[name] - before[name]) / chunk, 3) for name in cpu},
+                free_disk_megabytes=round(_free_disk_bytes(broker) / 1e6),
             )
             since = now
             marks.append(mark)
             _print("judge_and_teacher_memory_mark", **asdict(mark))
         samples.close()
     return marks
+
+
+def _free_disk_bytes(broker: LocalBroker) -> int:
+    """Raises RuntimeError when it is too little to go on: others may need the disk too."""
+    free = shutil.disk_usage(broker.directory).free
+    if free < _LEAST_FREE_BYTES:
+        raise RuntimeError(f"{broker.directory}: {free / 1e6:.0f} MB are left on its disk; make room, or fewer --turns")
+    return free
 
 
 def _cpu_seconds(process: psutil.Process) -> float:

@@ -5,6 +5,7 @@ the value is the data alone, so that records can be routed without parsing them.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TypeVar
 
 import orjson
@@ -16,7 +17,7 @@ from schemas.events import EVENT_MODELS, Event
 
 EventType = TypeVar("EventType", bound=Event)
 
-_CONTENT_TYPE = b"application/json"
+_SPECIFICATION = ("ce_specversion", b"1.0")
 
 
 def encode(
@@ -57,22 +58,26 @@ def encode_fields(
 
     `topic` is the full name, `source` the process that writes it (`gateway/gateway-0`), `event_id` the event's own id.
     """
-    headers: list[tuple[str, bytes]] = [
-        ("ce_specversion", b"1.0"),
-        ("ce_id", event_id.encode()),
-        ("ce_type", model.event_type.encode()),
-        ("ce_source", source.encode()),
-        ("ce_dataversion", str(model.event_version).encode()),
-        ("content-type", _CONTENT_TYPE),
-    ]
+    headers: Headers = (_SPECIFICATION, ("ce_id", event_id.encode()), *_same_headers(model, source))
     if traceparent is not None:
-        headers.append(("traceparent", traceparent.encode()))
+        headers = (*headers, ("traceparent", traceparent.encode()))
     return OutgoingRecord(
         topic=topic,
         key=key.encode(),
         value=orjson.dumps(fields),
-        headers=tuple(headers),
+        headers=headers,
         partition=partition,
+    )
+
+
+@lru_cache(maxsize=256)
+def _same_headers(model: type[Event], source: str) -> Headers:
+    """Those that all records of a model and a source share."""
+    return (
+        ("ce_type", model.event_type.encode()),
+        ("ce_source", source.encode()),
+        ("ce_dataversion", str(model.event_version).encode()),
+        ("content-type", b"application/json"),
     )
 
 

@@ -1,6 +1,8 @@
 """Blocking calls under a deadline of our own, for libraries that may never return (a hung mount, a silent socket)."""
 
+import queue
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
@@ -50,3 +52,50 @@ class DeadlineCalls:
     def _came_back(self, _answer: object) -> None:
         with self._lock:
             self._left_behind -= 1
+
+
+class DeadlineThread:
+    """The same for many calls, one after another, without a new thread for each. Not thread-safe.
+
+    A call that does not end in time takes the thread with it: every later one raises TimeoutError at once.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Starts the thread, which ends with `close`, or when nobody holds this object any more."""
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._is_lost = False
+        self.close: Callable[[], object] = weakref.finalize(self, self._calls.put, None)
+        """Ends the thread, after the call that it may be making. May be called twice."""
+        threading.Thread(target=_make_calls, args=(self._calls,), name=name, daemon=True).start()
+
+    def call(self, function: Callable[[], Result], *, what: str, seconds: float) -> Result:
+        """What `function` returns or raises. Raises TimeoutError, which names `what`, when it does neither in time."""
+        if self._is_lost:
+            raise TimeoutError(f"{what}: an earlier call has not come back")
+        # One for each call: what comes too late finds nobody.
+        answers: queue.SimpleQueue[tuple[Result, None] | tuple[None, BaseException]] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                answers.put((function(), None))
+            except BaseException as error:  # Handed to the caller, which raises it.
+                answers.put((None, error))
+
+        self._calls.put(run)
+        try:
+            answer = answers.get(timeout=seconds)
+        except queue.Empty:
+            self._is_lost = True
+            raise TimeoutError(f"{what}: no answer within {seconds:.0f} seconds") from None
+        if answer[1] is not None:
+            raise answer[1]
+        return answer[0]
+
+
+def _make_calls(calls: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
+    """The thread. Knows the queue alone, and holds no call longer than it takes: what it refers to may be closed."""
+    call = calls.get()
+    while call is not None:
+        call()
+        del call
+        call = calls.get()

@@ -8,7 +8,7 @@ A consumer reads `read_committed` only. Keys are partitioned by murmur2 on every
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from clawstream.errors import ContractError
 
@@ -18,9 +18,8 @@ BEGINNING: Final = -2
 """As a position: the first record that is still retained, whatever its offset is by then."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class TopicPartition:
-    """One partition of a topic (full name)."""
+class TopicPartition(NamedTuple):
+    """One partition of a topic (full name). A tuple, since several tables are asked by it for every record."""
 
     topic: str
     partition: int

@@ -22,7 +22,7 @@ from clawstream.bus.kafka_properties import (
     TRANSACTION_TIMEOUT_SECONDS,
     Properties,
 )
-from clawstream.deadline_calls import DeadlineCalls
+from clawstream.deadline_calls import DeadlineThread
 from clawstream.errors import (
     BrokerUnavailable,
     BusError,
@@ -166,22 +166,6 @@ class KafkaProducer:
         del self._deliveries  # The last reference: ends librdkafka's threads.
 
 
-def _call_within(call: Callable[[float], None], timeout_seconds: float, overdue_seconds: float, doing: str) -> None:
-    """Calls with the timeout, and does not trust it.
-
-    librdkafka 2.16 does not return from sending offsets when the broker is killed at the wrong moment, whatever timeout
-    it was given (seen in `tests/faults`). The call is then left behind on its thread and FatalBusError raised: the
-    process ends, and its successor's `init_transactions` aborts what is open.
-    """
-    try:
-        DeadlineCalls(doing, seconds=timeout_seconds + overdue_seconds).call(lambda: call(timeout_seconds))
-    except TimeoutError:
-        raise FatalBusError(
-            f"{doing}: the Kafka client did not return {overdue_seconds:.0f} seconds after its own timeout of "
-            f"{timeout_seconds:.1f}; start the process again"
-        ) from None
-
-
 class KafkaTransactionalProducer:
     """Implements `TransactionalProducer`.
 
@@ -215,6 +199,7 @@ class KafkaTransactionalProducer:
         self._needs_replacement = False
         self._closed = False
         self._overdue_seconds = overdue_seconds
+        self._calls = DeadlineThread(f"transactions {transactional_id}")
         self._retried("initialising transactions", _INITIALISE_SECONDS, self._client.init_transactions)
 
     @property
@@ -289,6 +274,7 @@ class KafkaTransactionalProducer:
         if self._closed:
             return
         self._closed = True
+        self._calls.close()
         # Not librdkafka's own close: it would end an open transaction, and wait for a broker that may be away.
         # The successor's initialisation aborts what is open.
         with suppress(KafkaException):  # A client that is fenced or failed for good refuses even this.
@@ -329,7 +315,7 @@ class KafkaTransactionalProducer:
         while True:
             try:
                 timeout_seconds = max(deadline - self._monotonic_seconds(), 0.1)
-                _call_within(call, timeout_seconds, self._overdue_seconds, f"transactional id {self._id}: {doing}")
+                self._call_within(call, timeout_seconds, f"transactional id {self._id}: {doing}")
             except FatalBusError:
                 self._needs_replacement = True
                 raise
@@ -342,3 +328,19 @@ class KafkaTransactionalProducer:
                     raise translate(error, f"transactional id {self._id}: {doing}") from exception
             else:
                 return
+
+    def _call_within(self, call: Callable[[float], None], timeout_seconds: float, doing: str) -> None:
+        """Calls with the timeout, and does not trust it.
+
+        librdkafka 2.16 does not return from sending offsets when the broker is killed at the wrong moment, whatever
+        timeout it was given (seen in `tests/faults`). The call is then left behind on its thread and FatalBusError
+        raised: the process ends, and its successor's `init_transactions` aborts what is open.
+        """
+        allowed_seconds = timeout_seconds + self._overdue_seconds
+        try:
+            self._calls.call(lambda: call(timeout_seconds), what=doing, seconds=allowed_seconds)
+        except TimeoutError:
+            raise FatalBusError(
+                f"{doing}: the Kafka client did not return {self._overdue_seconds:.0f} seconds after its own timeout "
+                f"of {timeout_seconds:.1f}; start the process again"
+            ) from None

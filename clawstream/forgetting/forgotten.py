@@ -34,6 +34,8 @@ class Forgotten:
 
     def covers(self, *, session_id: str, principal: str, turn_ref: RecordReference) -> bool:
         """Whether what follows from the turn at `turn_ref` is to be refused."""
+        if not self._requests:
+            return False
         if self.get(ForgottenKind.SESSION, session_id) is not None:
             return True
         request = self.get(ForgottenKind.PRINCIPAL, principal)

@@ -22,7 +22,7 @@ from clawstream.errors import (
 )
 from clawstream.log import Logger
 from clawstream.metrics import Metrics
-from clawstream.worker.deadline import Deadline
+from clawstream.worker.deadline import Deadlines
 from clawstream.worker.handler import Handler
 from clawstream.worker.outcomes import DeadLetter, Outcome, Skip
 from clawstream.worker.settings import WorkerSettings
@@ -71,6 +71,7 @@ class HandlerPool:
         self._clock = clock
         self._log = logger
         self._loop = asyncio.get_running_loop()
+        self._deadlines = Deadlines(settings.deadline_seconds)
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed = False
         self._cancelling = False
@@ -167,7 +168,7 @@ class HandlerPool:
         record, delay, attempt = ticket.record, self._settings.retry_initial_seconds, 0
         while ticket.epoch > self._given_up.get(ticket.partition, 0):
             attempt += 1
-            deadline = Deadline(self._settings.deadline_seconds)
+            deadline = self._deadlines.begin()
             try:
                 async with deadline:
                     return await self._handler.handle(record)

@@ -10,14 +10,15 @@ class WorkerSettings(Section):
 
     max_in_flight: int = Field(default=256, ge=1)
     """Inputs that are handled at once, over all partitions."""
-    window_per_partition: int = Field(default=64, ge=1)
+    window_per_partition: int = Field(default=192, ge=1)
     """Inputs of one partition between the oldest unresolved and the newest that is handled. What is done behind an
-    unresolved one waits in memory."""
+    unresolved one waits in memory. Fewer than are handled at once, so that a partition which hangs leaves room to the
+    others; not far fewer, since a backlog comes partition by partition."""
     deadline_seconds: float = Field(default=90.0, gt=0)
     """One attempt to handle one input. Waiting for a turn at something that all inputs share does not count."""
     flush_ceiling_seconds: float = Field(default=0.25, gt=0)
     """The longest that a finished input waits for its transaction."""
-    flush_results: int = Field(default=50, ge=1)
+    flush_results: int = Field(default=200, ge=1)
     """Finished inputs that end the wait."""
     max_results_per_transaction: int = Field(default=500, ge=1)
     """Keeps transactions short."""

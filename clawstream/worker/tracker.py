@@ -8,7 +8,7 @@ result that belongs to an older one is late and must not be used, for another pr
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from itertools import islice
 
 from clawstream.bus.interface import Record, TopicPartition
 from clawstream.worker.outcomes import Outcome
@@ -54,6 +54,8 @@ class _Partition:
     """Everything that is not committed, in the order of the log: a prefix was dispatched, the rest waits."""
     by_offset: dict[int, _Entry] = field(default_factory=dict[int, _Entry])
     dispatched: int = 0
+    completed: int = 0
+    """How many of the first entries are resolved, without a gap."""
     highest_offset: int = -1
 
 
@@ -65,12 +67,18 @@ class Tracker:
         self._partitions: dict[TopicPartition, _Partition] = {}
         self._epoch = 0
         self._in_flight = 0
+        self._completed = 0
         self._turn = 0
 
     @property
     def in_flight(self) -> int:
         """Inputs that were dispatched, are not resolved, and belong to us."""
         return self._in_flight
+
+    @property
+    def completed_count(self) -> int:
+        """How many inputs could be committed now. Asked far more often than `completed`."""
+        return self._completed
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Starts a new epoch for partitions that have come to us, empty."""
@@ -85,6 +93,7 @@ class Tracker:
             dropped = self._partitions.pop(partition, None)
             if dropped is not None:
                 self._in_flight -= _unresolved(islice(dropped.entries, dropped.dispatched))
+                self._completed -= dropped.completed
 
     def start(self, record: Record) -> bool:
         """Takes in an input that was read. False when its partition is not ours, or when we have it already."""
@@ -105,18 +114,24 @@ class Tracker:
         start = self._turn % len(partitions) if partitions else 0
         for partition in partitions[start:] + partitions[:start]:
             end = min(len(partition.entries), self._window, partition.dispatched + limit - len(tickets))
-            tickets += [entry.ticket for entry in islice(partition.entries, partition.dispatched, end)]
-            partition.dispatched = max(partition.dispatched, end)
+            if end > partition.dispatched:
+                tickets += [entry.ticket for entry in islice(partition.entries, partition.dispatched, end)]
+                partition.dispatched = end
         self._in_flight += len(tickets)
         return tickets
 
     def resolve(self, ticket: Ticket, outcome: Outcome) -> bool:
         """Notes the outcome of a dispatched input. False when it is late, or was resolved before: then drop it."""
-        entry = self._entry(ticket)
-        if entry is None or entry.outcome is not None:
+        state = self._partitions.get(ticket.partition)
+        entry = None if state is None else self._entry(ticket)
+        if state is None or entry is None or entry.outcome is not None:
             return False
         entry.outcome = outcome
         self._in_flight -= 1
+        before = state.completed
+        while state.completed < len(state.entries) and state.entries[state.completed].outcome is not None:
+            state.completed += 1
+        self._completed += state.completed - before
         return True
 
     def replace_outcome(self, ticket: Ticket, outcome: Outcome) -> None:
@@ -133,7 +148,7 @@ class Tracker:
                 break
             results = tuple(
                 (entry.ticket, entry.outcome)
-                for entry in takewhile(lambda entry: entry.outcome is not None, islice(state.entries, limit))
+                for entry in islice(state.entries, min(state.completed, limit))
                 if entry.outcome is not None
             )
             if results:
@@ -144,7 +159,7 @@ class Tracker:
     def has_completed(self, partitions: Iterable[TopicPartition]) -> bool:
         """Whether something of these could be committed now."""
         states = (self._partitions.get(partition) for partition in partitions)
-        return any(state and state.entries and state.entries[0].outcome is not None for state in states)
+        return any(state is not None and state.completed > 0 for state in states)
 
     def advance(self, partition: TopicPartition, next_offset: int) -> list[tuple[Ticket, Outcome]]:
         """Everything before `next_offset` is committed: forgets and returns it. Nothing if the partition is not ours.
@@ -161,11 +176,21 @@ class Tracker:
             state.entries.popleft()
             del state.by_offset[entry.ticket.record.offset]
             state.dispatched -= 1
+            state.completed -= 1
+            self._completed -= 1
         return passed
 
     def unfinished(self) -> dict[TopicPartition, int]:
         """For every partition that is ours: inputs that are not committed."""
         return {partition: len(state.entries) for partition, state in self._partitions.items()}
+
+    def heads(self) -> dict[TopicPartition, int]:
+        """Offset of the oldest input that is not resolved, for every partition that has one."""
+        return {
+            partition: state.entries[state.completed].ticket.record.offset
+            for partition, state in self._partitions.items()
+            if state.completed < len(state.entries)
+        }
 
     def oldest_unresolved_milliseconds(self) -> int | None:
         """When the oldest input that is not resolved was written (milliseconds since 1970), or None."""
@@ -173,7 +198,7 @@ class Tracker:
             (
                 entry.ticket.record.timestamp_milliseconds
                 for state in self._partitions.values()
-                for entry in islice((entry for entry in state.entries if entry.outcome is None), 1)
+                for entry in islice(state.entries, state.completed, state.completed + 1)
             ),
             default=None,
         )

@@ -178,7 +178,7 @@ class EosWorker:
         self._flush_if_due()
         self._dispatch()
         unfinished = self._tracker.unfinished()
-        change = self._backpressure.update(unfinished, self._clock.monotonic_seconds())
+        change = self._backpressure.update(unfinished, self._tracker.heads(), self._clock.monotonic_seconds())
         if change.pause:
             self._consumer.pause(change.pause)
         if change.resume:
@@ -218,9 +218,7 @@ class EosWorker:
         now = self._clock.monotonic_seconds()
         if now < self._next_flush_at:
             return
-        prefixes = self._tracker.completed(self._settings.max_results_per_transaction)
-        finished = sum(len(prefix.results) for prefix in prefixes)
-        if self._flush_policy.due(finished, self._tracker.in_flight, now):
+        if self._flush_policy.due(self._tracker.completed_count, self._tracker.in_flight, now):
             self._flush()
 
     def _flush(self) -> bool:
@@ -272,7 +270,7 @@ class EosWorker:
         self._collect()
         # What is done is committed, also when the grace time went by waiting for what is not.
         deadline = max(deadline, self._clock.monotonic_seconds() + _LAST_FLUSHES_SECONDS)
-        while self._tracker.completed(1) and self._clock.monotonic_seconds() < deadline:
+        while self._tracker.completed_count > 0 and self._clock.monotonic_seconds() < deadline:
             if not self._flush():
                 self._consumer.consume(1, _FAILED_FLUSH_PAUSE_SECONDS)
         self._log.info("stopped", given_back=sum(self._tracker.unfinished().values()))

@@ -22,7 +22,7 @@ from clawstream.settings import EXIT_CODE_WRONG_SETTINGS, load_settings
 from clawstream.stages import JUDGE
 from clawstream.topics import CONFIG, FORGOTTEN, JUDGE_DLQ, LLM_CALLS, NEXT_STATES, SCORES, full_name
 from clawstream.worker.waiting import wait_for_topics
-from clawstream.worker_process import run_worker, stage_worker, stop_on_signals
+from clawstream.worker_process import run_worker, settle, stage_worker, stop_on_signals
 from services.judge.active import ActiveJudges
 from services.judge.handler import JudgeHandler
 from services.judge.judging import Judging
@@ -101,6 +101,7 @@ async def run(settings: JudgeSettings, environment: Mapping[str, str]) -> None:
             "judging", backend=judge.spec.backend, spec_hash=judge.spec.spec_hash, promotion_epoch=judge.promotion_epoch
         )
         try:
+            settle()
             await run_worker(worker, settings, stop=stop, metrics=metrics, logger=logger)
         finally:
             await asyncio.to_thread(follower.close)

@@ -41,6 +41,8 @@ def user_hints(next_state: NextStateEvent) -> list[Hint]:
 
 def distinct_hints(hints: Sequence[Hint]) -> list[Hint]:
     """`hints` in order, each text once: letter case, white space and forms of one character make no other text."""
+    if len(hints) < 2:
+        return list(hints)
     first: dict[str, Hint] = {}
     for hint in hints:
         first.setdefault(" ".join(unicodedata.normalize("NFKC", hint.text).casefold().split()), hint)

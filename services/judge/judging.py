@@ -1,7 +1,6 @@
 """Judges one next state: explicit evidence as it is, everything else by votes; hints by votes of their own."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -111,8 +110,10 @@ class Judging:
         judge_seconds: float,
     ) -> ScoreEvent:
         hint_votes = [each.vote for each in hints if each.vote is not None]
-        for verdict, count in Counter(vote.verdict for vote in votes).items():
-            self._metrics.increment("votes_total", count, verdict="abstain" if verdict is None else str(verdict))
+        verdicts = [vote.verdict for vote in votes]
+        for verdict in set(verdicts):
+            label = "abstain" if verdict is None else str(verdict)
+            self._metrics.increment("votes_total", verdicts.count(verdict), verdict=label)
         for hint_vote in hint_votes:
             answer = {True: "hint", False: "none", None: "abstain"}[hint_vote.useful]
             self._metrics.increment("hint_votes_total", answer=answer)

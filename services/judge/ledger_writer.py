@@ -19,16 +19,6 @@ class _Group:
     left: int
     """How many of them are not ended."""
 
-    def end_one(self) -> None:
-        """Tells who waits when it was the last, from the writer's thread."""
-        self.left -= 1
-        if self.left == 0:
-            self.loop.call_soon_threadsafe(self._resolve)
-
-    def _resolve(self) -> None:
-        if not self.done.done():
-            self.done.set_result(None)
-
 
 @dataclass(eq=False, slots=True)
 class _Entry:
@@ -46,7 +36,7 @@ class _Entry:
     def end(self, failure: BusError | None = None) -> None:
         if not self.has_ended:
             self.has_ended, self.failure = True, failure
-            self.group.end_one()
+            self.group.left -= 1
 
 
 class LedgerWriter:
@@ -123,6 +113,7 @@ class LedgerWriter:
 
     def _write(self, waiting: list[_Entry]) -> None:
         """Ends every entry: what is refused fails alone, an outage fails what is not on the log."""
+        batch = waiting
         while waiting:
             refused, failure = self._send(waiting)
             for entry in waiting:
@@ -133,9 +124,10 @@ class LedgerWriter:
                 elif failure is not None:
                     entry.end(failure)
             if failure is not None or not refused:
-                return
+                break
             # A broker refuses a batch of records whole: its others are sent again, without the one at fault.
             waiting = [entry for entry in waiting if not entry.is_written and entry not in refused]
+        _tell(batch)
 
     def _send(self, entries: Sequence[_Entry]) -> tuple[dict[_Entry, RecordRejected], BrokerUnavailable | None]:
         """Which entries were refused, and what kept the rest from being written."""
@@ -173,9 +165,26 @@ class LedgerWriter:
             waiting += self._queue.get_nowait() or ()
         for entry in waiting:
             entry.end(failure)
+        _tell(waiting)
         self._on_failure()
 
     def _drop_producer(self) -> None:
         if self._producer is not None:
             self._producer.close()
             self._producer = None
+
+
+def _tell(entries: Sequence[_Entry]) -> None:
+    """Those who wait for these, from the writer's thread: one call for all, since each one wakes the loop."""
+    ended: dict[asyncio.AbstractEventLoop, dict[_Group, None]] = {}
+    for entry in entries:
+        if entry.group.left == 0:
+            ended.setdefault(entry.group.loop, {})[entry.group] = None
+    for loop, groups in ended.items():
+        loop.call_soon_threadsafe(_resolve, list(groups))
+
+
+def _resolve(groups: Sequence[_Group]) -> None:
+    for group in groups:
+        if not group.done.done():
+            group.done.set_result(None)

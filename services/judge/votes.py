@@ -1,6 +1,5 @@
 """From votes to a verdict."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,10 +28,12 @@ def tally(votes: Sequence[Vote]) -> Tally:
     """
     if not votes:
         raise ValueError("no votes to count")
-    counts = Counter(vote.verdict for vote in votes if vote.verdict is not None)
-    if counts.total() < (len(votes) + 1) // 2:
+    valid = [vote.verdict for vote in votes if vote.verdict is not None]
+    if len(valid) < (len(votes) + 1) // 2:
         return Tally(status=ScoreStatus.FAILED, verdict=None, tied=False)
-    (verdict, most), *others = counts.most_common()
-    if any(count == most for _, count in others):
+    counts = {verdict: valid.count(verdict) for verdict in set(valid)}
+    most = max(counts.values())
+    leading = [verdict for verdict, count in counts.items() if count == most]
+    if len(leading) > 1:
         return Tally(status=ScoreStatus.SCORED, verdict=0, tied=True)
-    return Tally(status=ScoreStatus.SCORED, verdict=verdict, tied=False)
+    return Tally(status=ScoreStatus.SCORED, verdict=leading[0], tied=False)

@@ -24,7 +24,7 @@ from clawstream.settings import EXIT_CODE_WRONG_SETTINGS, load_settings
 from clawstream.stages import TEACHER
 from clawstream.topics import FORGOTTEN, SAMPLES, SCORES, TEACHER_DLQ, TURNS, full_name
 from clawstream.worker.waiting import wait_for_topics
-from clawstream.worker_process import run_worker, stage_worker, stop_on_signals
+from clawstream.worker_process import run_worker, settle, stage_worker, stop_on_signals
 from services.teacher.handler import TeacherHandler
 from services.teacher.settings import TeacherSettings
 from services.teacher.start import start_signals
@@ -98,6 +98,7 @@ async def run(settings: TeacherSettings, environment: Mapping[str, str]) -> None
             logger=logger,
         )
         try:
+            settle()
             await run_worker(worker, settings, stop=stop, metrics=metrics, logger=logger)
         finally:
             await asyncio.to_thread(follower.close)

@@ -8,7 +8,7 @@ from clawstream.bus.interface import Record
 from clawstream.bus.memory import MemoryBus
 from clawstream.codec import header
 from clawstream.errors import EngineUnavailable, HandlerCancelled, TransactionAbortable
-from clawstream.worker.deadline import Deadline, waiting_for_a_turn
+from clawstream.worker.deadline import Deadlines, waiting_for_a_turn
 from clawstream.worker.outcomes import Outcome
 from clawstream.worker.settings import WorkerSettings
 from tests.fixtures.workers import FunctionHandler, Scene, eventually, running, text
@@ -140,7 +140,7 @@ async def test_a_deadline_counts_work_and_not_the_wait_for_a_turn() -> None:
         with waiting_for_a_turn():
             await turn.wait()
 
-    async with Deadline(0.05) as deadline:
+    async with Deadlines(0.05).begin() as deadline:
         first, second = asyncio.create_task(wait_for_the_turn()), asyncio.create_task(wait_for_the_turn())
         await asyncio.sleep(0)  # From now on both wait, and the deadline stands still.
         with deadline.paused():
@@ -149,7 +149,7 @@ async def test_a_deadline_counts_work_and_not_the_wait_for_a_turn() -> None:
         await asyncio.gather(first, second)
         assert not deadline.expired()
     with pytest.raises(TimeoutError):
-        async with Deadline(0.05) as deadline:
+        async with Deadlines(0.05).begin() as deadline:
             with deadline.paused():
                 await asyncio.sleep(0.1)
             await asyncio.Event().wait()
@@ -162,7 +162,7 @@ async def test_a_wait_that_the_deadline_itself_cancels_leaves_it_expired() -> No
         await asyncio.Event().wait()
 
     with pytest.raises(TimeoutError):
-        async with Deadline(0.05):
+        async with Deadlines(0.05).begin():
             try:
                 await wait_for_ever()
             finally:
@@ -173,7 +173,26 @@ async def test_a_wait_that_the_deadline_itself_cancels_leaves_it_expired() -> No
 async def test_without_a_deadline_waiting_is_just_waiting() -> None:
     with waiting_for_a_turn():
         await asyncio.sleep(0)
-    async with Deadline(60.0) as deadline:
+    async with Deadlines(60.0).begin() as deadline:
         assert not deadline.expired()
     with deadline.paused():
         pass
+
+
+async def test_one_timer_ends_every_attempt_that_works_too_long_and_no_other() -> None:
+    deadlines = Deadlines(0.2)
+    ended: list[str] = []
+
+    async def work(name: str, seconds: float) -> None:
+        try:
+            async with deadlines.begin():
+                await asyncio.sleep(seconds)
+        except TimeoutError:
+            ended.append(name)
+
+    await work("quick", 0.0)
+    await asyncio.sleep(0.05)  # The timer has found nothing to look after, and rests.
+    await asyncio.gather(work("slow", 60.0), work("slower", 120.0), work("in time", 0.01))
+    assert sorted(ended) == ["slow", "slower"]
+    await work("after a rest", 60.0)
+    assert ended[-1] == "after a rest"

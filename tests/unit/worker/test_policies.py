@@ -51,37 +51,82 @@ def test_no_result_waits_longer_than_the_ceiling(costs: list[float], in_flight: 
     assert policy.due(1, in_flight, now + 0.251)
 
 
+STUCK, QUICK = 1.0, 0.99
+"""Seconds: when a partition that holds many inputs counts as stuck, and when not yet."""
+
+
 def test_a_stuck_partition_is_paused_and_resumed_with_hysteresis() -> None:
     backpressure = Backpressure(window_per_partition=4, capacity=100)
-    assert backpressure.update({A: 7, B: 0}, 0.0) == NOTHING
-    assert backpressure.update({A: 8, B: 0}, 0.0) == Change([A], [])
-    assert backpressure.update({A: 8, B: 0}, 0.1) == NOTHING
-    assert backpressure.update({A: 5, B: 0}, 5.0) == NOTHING, "not yet at once its window"
-    assert backpressure.update({A: 4, B: 0}, 5.0) == Change([], [A])
-    assert backpressure.update({A: 8, B: 0}, 5.1) == Change([A], [])
-    assert backpressure.update({A: 0, B: 0}, 5.9) == NOTHING, "paused for less than a second"
-    assert backpressure.update({A: 0, B: 0}, 6.1) == Change([], [A])
+    assert backpressure.update({A: 8, B: 0}, {A: 7}, 0.0) == NOTHING
+    assert backpressure.update({A: 8, B: 0}, {A: 7}, QUICK) == NOTHING
+    assert backpressure.update({A: 8, B: 0}, {A: 7}, STUCK) == Change([A], [])
+    assert backpressure.update({A: 8, B: 0}, {A: 7}, 1.5) == NOTHING
+    assert backpressure.update({A: 5, B: 0}, {A: 10}, 5.0) == NOTHING, "not yet half as many"
+    assert backpressure.update({A: 4, B: 0}, {A: 11}, 5.0) == Change([], [A])
+    assert backpressure.update({A: 8, B: 0}, {A: 11}, 5.0 + STUCK) == Change([A], [])
+    assert backpressure.update({A: 0, B: 0}, {}, 6.9) == NOTHING, "paused for less than a second"
+    assert backpressure.update({A: 0, B: 0}, {}, 7.0) == Change([], [A])
+
+
+def test_a_partition_with_few_inputs_is_never_paused_however_slow_they_are() -> None:
+    backpressure = Backpressure(window_per_partition=4, capacity=100)
+    assert backpressure.update({A: 7, B: 0}, {A: 7}, 0.0) == NOTHING
+    assert backpressure.update({A: 7, B: 0}, {A: 7}, 900.0) == NOTHING
+    assert backpressure.room({A: 7, B: 0}) == 93
+
+
+@given(steps=st.lists(st.tuples(st.integers(0, 100), st.floats(0.0, QUICK)), max_size=30))
+def test_a_backlog_of_one_partition_that_goes_on_is_read_without_a_pause(steps: list[tuple[int, float]]) -> None:
+    backpressure, now = Backpressure(window_per_partition=4, capacity=100), 0.0
+    for number, (count, seconds) in enumerate(steps):
+        assert backpressure.update({A: count, B: 0}, {A: number} if count else {}, now) == NOTHING
+        now += seconds
+
+
+def test_no_more_is_read_before_a_partition_that_holds_many_has_gone_on() -> None:
+    backpressure = Backpressure(window_per_partition=4, capacity=100)
+    backpressure.update({A: 8, B: 0}, {A: 7}, 0.0)
+    assert backpressure.room({A: 8, B: 0}) == 0
+    backpressure.update({A: 8, B: 0}, {A: 8}, 0.01)
+    assert backpressure.room({A: 8, B: 0}) == 92
+    backpressure.update({A: 8, B: 0}, {A: 9}, 0.02 + STUCK)
+    assert backpressure.room({A: 8, B: 0}) == 0, "it went on, but slowly"
+    backpressure.update({A: 8, B: 0}, {A: 10}, 0.03 + STUCK)
+    assert backpressure.room({A: 8, B: 0}) == 92
+    backpressure.update({A: 0, B: 0}, {}, 0.04 + STUCK)
+    backpressure.update({A: 9, B: 0}, {A: 20}, 900.0)
+    assert backpressure.room({A: 9, B: 0}) == 0, "what was long ago says nothing"
+
+
+def test_a_partition_holds_many_at_128_if_its_window_is_larger() -> None:
+    backpressure = Backpressure(window_per_partition=1000, capacity=500)
+    backpressure.update({A: 127, B: 0}, {A: 7}, 0.0)
+    assert backpressure.update({A: 127, B: 0}, {A: 7}, STUCK) == NOTHING
+    assert backpressure.update({A: 128, B: 0}, {A: 7}, STUCK) == Change([A], [])
 
 
 def test_a_paused_partition_takes_no_room_from_others() -> None:
     backpressure = Backpressure(window_per_partition=4, capacity=10)
     assert backpressure.room({A: 9, B: 0}) == 1
-    backpressure.update({A: 9, B: 0}, 0.0)
+    backpressure.update({A: 9, B: 0}, {A: 7}, 0.0)
+    backpressure.update({A: 9, B: 0}, {A: 7}, STUCK)
     assert backpressure.room({A: 9, B: 0}) == 10
     assert backpressure.room({A: 9, B: 12}) == 0
 
 
 def test_all_are_paused_at_twice_the_capacity() -> None:
     backpressure = Backpressure(window_per_partition=1000, capacity=10)
-    assert backpressure.update({A: 10, B: 9}, 0.0) == NOTHING
-    assert backpressure.update({A: 10, B: 10}, 0.0) == Change([A, B], [])
+    assert backpressure.update({A: 10, B: 9}, {A: 1, B: 1}, 0.0) == NOTHING
+    assert backpressure.update({A: 10, B: 10}, {A: 2, B: 2}, 0.0) == Change([A, B], [])
 
 
 def test_a_partition_that_left_and_came_back_is_not_taken_for_paused() -> None:
     backpressure = Backpressure(window_per_partition=4, capacity=100)
-    backpressure.update({A: 8}, 0.0)
-    backpressure.update({}, 0.1)
-    assert backpressure.update({A: 8}, 0.2) == Change([A], [])
+    backpressure.update({A: 8}, {A: 7}, 0.0)
+    backpressure.update({A: 8}, {A: 7}, STUCK)
+    backpressure.update({}, {}, 1.5)
+    assert backpressure.update({A: 8}, {A: 7}, 2.0) == NOTHING
+    assert backpressure.update({A: 8}, {A: 7}, 2.0 + STUCK) == Change([A], [])
 
 
 def test_dead_letters_stop_a_worker_only_when_they_are_many_of_many() -> None:

@@ -126,6 +126,12 @@ class TrackerMachine(RuleBasedStateMachine):
             1000 + offset for model in self.models.values() for offset in model.started if offset not in model.resolved
         ]
         assert self.tracker.oldest_unresolved_milliseconds() == min(unresolved, default=None)
+        heads = {
+            key: [offset for offset in model.started if offset not in model.resolved]
+            for key, model in self.models.items()
+        }
+        assert self.tracker.heads() == {key: offsets[0] for key, offsets in heads.items() if offsets}
+        assert self.tracker.completed_count == sum(len(model.prefix()) for model in self.models.values())
         assert self.tracker.has_completed(PARTITIONS) == any(model.prefix() for model in self.models.values())
 
 
