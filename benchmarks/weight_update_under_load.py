@@ -144,7 +144,7 @@ class Processes:
         return (self.folder / f"{name}.log").read_text(errors="replace")[-_LOG_CHARACTERS:]
 
     async def wait(self, what: str, condition: Callable[[], Awaitable[bool]], *, every_seconds: float) -> None:
-        """Until `condition`. Raises RuntimeError when a process ended, or patience did; then with the ends of all logs."""
+        """Until `condition`. Raises RuntimeError, with logs, when a process ended or patience did."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not await condition():
             self.check()
