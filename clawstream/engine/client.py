@@ -254,6 +254,7 @@ class HttpEngineClient:
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._timeouts.connect_seconds),
                 read_bufsize=1 << 20,
+                cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
 

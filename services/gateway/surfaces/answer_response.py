@@ -43,6 +43,8 @@ class AnswerResponse(Response):
         after `keep_alive_seconds`, whichever is first. A failure has a status of its own only before that.
         """
         super().__init__()
+        self.has_begun = False
+        """Whether the client was told a status."""
         self._started = started
         self._model = model
         self._created = created
@@ -80,7 +82,7 @@ class AnswerResponse(Response):
         assert placement is not None
         answer = self._started.open_format(
             AnswerContext(
-                response_id=self._started.generation.response_id(placement),
+                response_id=self._started.generation.response_id,
                 model=self._model,
                 created=self._created,
                 prompt_tokens=self._started.prompt_tokens,
@@ -91,7 +93,7 @@ class AnswerResponse(Response):
         else:
             assert isinstance(event, Finished)
             recorded = {RECORDED_HEADER: str(event.recorded).lower()}
-            await _send_json(send, 200, answer.body(event), {**_placement_headers(placement), **recorded})
+            await self._send_json(send, 200, answer.body(event), {**_placement_headers(placement), **recorded})
 
     async def _send_stream(
         self, send: Send, answer: AnswerFormat, placement: Placement, first: GenerationEvent | None
@@ -102,6 +104,7 @@ class AnswerResponse(Response):
             "x-accel-buffering": "no",
             **_placement_headers(placement),
         }
+        self.has_begun = True
         await send({"type": "http.response.start", "status": 200, "headers": _encoded(headers)})
         chunks, event = answer.first_chunks(), first
         while True:
@@ -156,7 +159,16 @@ class AnswerResponse(Response):
     async def _send_error(self, send: Send, refusal: RequestRefused, placement: Placement | None) -> None:
         told = self._refused(refusal)
         headers = error_headers(told) | (_placement_headers(placement) if placement else {})
-        await _send_json(send, told.status, self._started.error_body(told), headers)
+        await self._send_json(send, told.status, self._started.error_body(told), headers)
+
+    async def _send_json(
+        self, send: Send, status: int, value: Mapping[str, object], headers: Mapping[str, str]
+    ) -> None:
+        body = orjson.dumps(value)
+        all_headers = {"content-type": "application/json", "content-length": str(len(body)), **headers}
+        self.has_begun = True
+        await send({"type": "http.response.start", "status": status, "headers": _encoded(all_headers)})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
@@ -166,13 +178,6 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 def _placement_headers(placement: Placement) -> dict[str, str]:
     return {SESSION_HEADER: placement.session_id, TURN_HEADER: placement.turn_id}
-
-
-async def _send_json(send: Send, status: int, value: Mapping[str, object], headers: Mapping[str, str]) -> None:
-    body = orjson.dumps(value)
-    all_headers = {"content-type": "application/json", "content-length": str(len(body)), **headers}
-    await send({"type": "http.response.start", "status": status, "headers": _encoded(all_headers)})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
