@@ -37,6 +37,9 @@ _MAX_ATTEMPTS = 3
 """How many engines are tried before a request fails."""
 _LONG_TURN_TOKENS = 10_000
 """Above it, packing the arrays leaves the event loop to other requests."""
+_TURNS_UNTIL_SENT = 3
+"""Of the event loop: by then a request is on its way to an engine. The session tree's thread would take the processor
+from it, and the engine's time would begin later."""
 _ABORT_SECONDS = 2.0
 """How long the engine is given to take note that an answer is not wanted any more."""
 
@@ -131,7 +134,6 @@ class Generation:
 
     async def run(self) -> None:
         """Every failure becomes an event: this is the boundary of one request."""
-        # In this order: the engine is asked before the session tree takes the processor.
         sampling = self._sampling_task = asyncio.create_task(self._sample())
         placing = asyncio.create_task(self._place())
         if self._stop is not None:
@@ -152,6 +154,8 @@ class Generation:
 
     async def _place(self) -> Placement:
         try:
+            for _ in range(_TURNS_UNTIL_SENT):
+                await asyncio.sleep(0)
             placement = await self._conversations.place(self._plan.incoming)
         except BaseException:
             self._end(_Stop.NOT_PLACED)

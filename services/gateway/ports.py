@@ -47,7 +47,7 @@ class IncomingRequest:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a request belongs. Everything of a turn that is known before generation."""
+    """Where a request belongs. Everything of a turn that is known before its answer."""
 
     turn_id: str
     session_id: str
