@@ -222,13 +222,7 @@ class Generation:
         self._capture = Capture()
         self._first_token_at = None
         self._stop_string = None
-        self._answer = self._renderer.open_answer(
-            self._plan.prompt.token_ids[: len(self._plan.prompt.token_ids) - len(self._plan.answer_beginning)],
-            tools=self._plan.incoming.tools,
-            stop=self._plan.sampling.recorded.stop,
-            call_id_seed=self._plan.incoming.turn_id,
-        )
-        self._put(self._answer.push(self._plan.answer_beginning), GenerationChunk([], []))
+        self._answer = None
 
     async def _stream_from(self, engine: EngineClient) -> None:
         request = GenerationRequest(
@@ -240,19 +234,22 @@ class Generation:
         )
         async with aclosing(engine.generate(request)) as chunks:
             async for chunk in chunks:
-                if self._first_token_at is None and chunk.token_ids:
+                is_first = self._first_token_at is None and bool(chunk.token_ids)
+                if is_first:
                     self._first_token_at = self._clock.now()
-                    waited = self._first_token_at - self._plan.incoming.received_at
-                    self._metrics.observe("first_token_seconds", waited.total_seconds())
                 self._capture.add(chunk)
                 matched = chunk.finish_detail.get("matched")
                 if matched in self._plan.sampling.recorded.stop:
                     self._stop_string = matched
                 self._put(self._stream().push(chunk.token_ids), chunk)
+                if is_first and self._first_token_at is not None:
+                    waited = self._first_token_at - self._plan.incoming.received_at
+                    self._metrics.observe("first_token_seconds", waited.total_seconds())
         if self._capture.finish_reason in (None, "abort"):
             raise EngineUnavailable(f"engine {engine.name} ended the answer by itself")
 
     def _accept(self) -> None:
+        self._stream()  # opened while the engine works
         if not self.accepted.done():
             self.accepted.set_result(None)
 
@@ -261,7 +258,16 @@ class Generation:
             self._events.put_nowait(Piece(delta, chunk.token_ids, chunk.logprobs, chunk.top_logprobs))
 
     def _stream(self) -> AnswerStream:
-        assert self._answer is not None
+        """Of the attempt that is under way, opened when it is first asked for."""
+        if self._answer is None:
+            prompt_tokens = len(self._plan.prompt.token_ids) - len(self._plan.answer_beginning)
+            self._answer = self._renderer.open_answer(
+                self._plan.prompt.token_ids[:prompt_tokens],
+                tools=self._plan.incoming.tools,
+                stop=self._plan.sampling.recorded.stop,
+                call_id_seed=self._plan.incoming.turn_id,
+            )
+            self._put(self._answer.push(self._plan.answer_beginning), GenerationChunk([], []))
         return self._answer
 
     async def _finish(self, placement: Placement) -> None:

@@ -163,6 +163,7 @@ async def serve(settings: GatewaySettings, bus: Bus, logger: Logger, crash: Cras
             timeout_keep_alive=75,
             http=BoundedHttpProtocol,
             ws="none",
+            proxy_headers=False,  # nothing asks where a request came from
             # Above it the parser ends the connection; below it the refusal is ours to word.
             h11_max_incomplete_event_size=2 * settings.max_header_bytes,
         )

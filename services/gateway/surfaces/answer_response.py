@@ -72,14 +72,8 @@ class AnswerResponse(Response):
 
     async def _send_answer(self, send: Send) -> None:
         placement = await self._started.generation.placement()
-        if self._started.request.stream:
-            event = await self._first_event_of_stream()
-        else:
-            event = await self._started.generation.next_event()
-        if isinstance(event, Failed):
-            await self._send_error(send, event.refusal, placement)
-            return
-        assert placement is not None
+        # Whatever can be ready before the first token is.
+        headers = _placement_headers(placement) if placement is not None else {}
         answer = self._started.open_format(
             AnswerContext(
                 response_id=self._started.generation.response_id,
@@ -89,24 +83,32 @@ class AnswerResponse(Response):
             )
         )
         if self._started.request.stream:
-            await self._send_stream(send, answer, placement, event)
-        else:
-            assert isinstance(event, Finished)
-            recorded = {RECORDED_HEADER: str(event.recorded).lower()}
-            await self._send_json(send, 200, answer.body(event), {**_placement_headers(placement), **recorded})
+            await self._send_stream(send, answer, headers)
+            return
+        event = await self._started.generation.next_event()
+        if isinstance(event, Failed):
+            await self._send_error(send, event.refusal, headers)
+            return
+        assert isinstance(event, Finished)
+        headers[RECORDED_HEADER] = str(event.recorded).lower()
+        await self._send_json(send, 200, answer.body(event), headers)
 
-    async def _send_stream(
-        self, send: Send, answer: AnswerFormat, placement: Placement, first: GenerationEvent | None
-    ) -> None:
-        headers = {
-            "content-type": "text/event-stream; charset=utf-8",
-            "cache-control": "no-cache",
-            "x-accel-buffering": "no",
-            **_placement_headers(placement),
-        }
+    async def _send_stream(self, send: Send, answer: AnswerFormat, headers: dict[str, str]) -> None:
+        head = _encoded(
+            {
+                "content-type": "text/event-stream; charset=utf-8",
+                "cache-control": "no-cache",
+                "x-accel-buffering": "no",
+                **headers,
+            }
+        )
+        chunks = answer.first_chunks()
+        event = await self._first_event_of_stream()
+        if isinstance(event, Failed):
+            await self._send_error(send, event.refusal, headers)
+            return
         self.has_begun = True
-        await send({"type": "http.response.start", "status": 200, "headers": _encoded(headers)})
-        chunks, event = answer.first_chunks(), first
+        await send({"type": "http.response.start", "status": 200, "headers": head})
         while True:
             # What is known at one time goes out in one piece: each costs a system call.
             is_last = isinstance(event, (Finished, Failed))
@@ -156,10 +158,9 @@ class AnswerResponse(Response):
         except TimeoutError:
             return None
 
-    async def _send_error(self, send: Send, refusal: RequestRefused, placement: Placement | None) -> None:
+    async def _send_error(self, send: Send, refusal: RequestRefused, headers: Mapping[str, str]) -> None:
         told = self._refused(refusal)
-        headers = error_headers(told) | (_placement_headers(placement) if placement else {})
-        await self._send_json(send, told.status, self._started.error_body(told), headers)
+        await self._send_json(send, told.status, self._started.error_body(told), {**error_headers(told), **headers})
 
     async def _send_json(
         self, send: Send, status: int, value: Mapping[str, object], headers: Mapping[str, str]
