@@ -8,6 +8,10 @@ Real processes: Kafka, one CPU engine, a gateway, a trainer; streaming users all
 - batch closed -> version in service: at most step + export + load + 100 ms. The step is the train-step event's own
   time, the export what the trainer measures (checkpoint and publication), the load what the same directory takes on
   the same engine: every byte checked, then loaded. What is left is the log, the gate and everything else.
+
+The load is measured after the updates, under the same users; what the updates themselves took (verifying, loading,
+asking for the version) stands beside it as `update`. Where the two differ much, other work disturbed the machine, and
+the remainder says little. The temporary folder needs room for three checkpoints and four versions of the model.
 """
 
 import argparse
@@ -20,21 +24,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import numpy as np
 import orjson
-from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.metric_reading import read_metrics
 from clawstream import topics
 from clawstream.broker import LocalBroker
 from clawstream.bus.fold import LogReader
-from clawstream.bus.interface import Record
 from clawstream.bus.kafka import KafkaBus
 from clawstream.codec import decode
 from clawstream.engine.client import HttpEngineClient
@@ -45,11 +49,15 @@ from schemas.events import SampleEvent, TrainStepEvent, WeightsAppliedEvent, Wei
 from schemas.events.weights import EngineState
 from tests.fixtures.samples import make_sample, sample_record
 
+EventOfKind = TypeVar("EventOfKind")
+
 NAMESPACE = "benchmark"
 BATCH = 4
 MAX_HOLD_SECONDS = 0.05
 MAX_REMAINDER_SECONDS = 0.1
-_PATIENCE_SECONDS = 300.0
+_PATIENCE_SECONDS = 600.0
+_ANSWER_SECONDS = 300.0
+_LOG_CHARACTERS = 3000
 
 
 @dataclass
@@ -59,8 +67,12 @@ class Users:
     answers: int = 0
     failures: list[str] = field(default_factory=list[str])
     gaps: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
-    """(when, seconds) between two pieces of an answer."""
+    """(when, in seconds since 1970; seconds) between two pieces of an answer."""
     stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def were_answered(self, times: int) -> bool:
+        """Whether there were so many answers."""
+        return self.answers >= times
 
     async def talk(self, session: aiohttp.ClientSession, url: str, number: int) -> None:
         """One answer after another."""
@@ -75,12 +87,13 @@ class Users:
                     async for piece in answer.content.iter_any():
                         now = time.monotonic()
                         if text:
-                            self.gaps.append((now, now - last))
+                            self.gaps.append((time.time(), now - last))
                         text, last = text + piece, now
                 if answer.status != 200 or b"[DONE]" not in text or b'"error"' in text:
                     self.failures.append(f"{answer.status}: {text[-200:]!r}")
-            except aiohttp.ClientError as error:
+            except (aiohttp.ClientError, TimeoutError) as error:
                 self.failures.append(repr(error))
+                await asyncio.sleep(1.0)  # a gateway that is gone must not be asked as fast as it refuses
             self.answers += 1
 
 
@@ -112,8 +125,37 @@ learning_rate = {{ peak = 1e-6 }}
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """Engine, gateway and trainer, by name."""
+
+    folder: Path
+    """Of their logs."""
+    running: dict[str, "subprocess.Popen[bytes]"]
+
+    def check(self) -> None:
+        """Raises RuntimeError, with the end of its log, when one of them has ended."""
+        for name, process in self.running.items():
+            if process.poll() is not None:
+                raise RuntimeError(f"{name} ended with code {process.returncode}:\n{self.log_of(name)}")
+
+    def log_of(self, name: str) -> str:
+        """The end of what a process wrote."""
+        return (self.folder / f"{name}.log").read_text(errors="replace")[-_LOG_CHARACTERS:]
+
+    async def wait(self, what: str, condition: Callable[[], Awaitable[bool]], *, every_seconds: float) -> None:
+        """Until `condition`. Raises RuntimeError, with logs, when a process ended or patience did."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not await condition():
+            self.check()
+            if time.monotonic() > deadline:
+                logs = "\n".join(f"--- {name}\n{self.log_of(name)}" for name in self.running)
+                raise RuntimeError(f"waited {_PATIENCE_SECONDS:.0f} s in vain until {what}\n{logs}")
+            await asyncio.sleep(every_seconds)
+
+
 @contextmanager
-def running(config: Path) -> Iterator[None]:
+def running(config: Path) -> Iterator[Processes]:
     """Topics, engine, gateway and trainer."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(["", *sys.path]).strip(os.pathsep),
@@ -123,20 +165,22 @@ def running(config: Path) -> Iterator[None]:
     apply = [sys.executable, "-m", "clawstream", "topics", "apply", "--config", str(config)]
     subprocess.run(apply, check=True, env=environment, capture_output=True)
     with ExitStack() as stack:
+        processes = Processes(config.parent, {})
         for service in ("engine", "gateway", "trainer"):
             log = stack.enter_context((config.parent / f"{service}.log").open("wb"))
             command = [sys.executable, "-m", f"services.{service}", "--config", str(config)]
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
             stack.callback(process.wait)
             stack.callback(process.kill)
-        yield
+            processes.running[service] = process
+        yield processes
 
 
 @asynccontextmanager
 async def talking(url: str, count: int) -> AsyncIterator[Users]:
     """Users until the end of the block."""
     users = Users()
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ANSWER_SECONDS)) as session:
         tasks = [asyncio.create_task(users.talk(session, url, number)) for number in range(count)]
         try:
             yield users
@@ -145,48 +189,79 @@ async def talking(url: str, count: int) -> AsyncIterator[Users]:
             await asyncio.gather(*tasks)
 
 
-async def until_ready(url: str) -> None:
-    """Until the gateway has an engine."""
-    async with aiohttp.ClientSession() as session, asyncio.timeout(_PATIENCE_SECONDS):
-        while True:
-            try:
-                async with session.get(f"{url}/readyz") as answer:
-                    if answer.status == 200:
-                        return
-            except aiohttp.ClientError:
-                pass
-            await asyncio.sleep(0.2)
-
-
-async def metric(port: int, name: str) -> float:
-    """Sum of one sample over all labels, from a process's operations port; 0 when it is not there yet."""
-    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/metrics") as answer:
-        text = await answer.text()
-    families = text_string_to_metric_families(text)
-    return sum(sample.value for family in families for sample in family.samples if sample.name == name)
-
-
-def read(bus: KafkaBus) -> list[Any]:
-    """All events about steps, weights and engines."""
-    found: list[Any] = []
-    names = (topics.TRAIN_STEPS, topics.WEIGHTS, topics.WEIGHTS_APPLIED)
-    reader = LogReader(bus, [topics.full_name(NAMESPACE, name) for name in names])
-
-    def keep(record: Record) -> None:
-        if record.value is not None:
-            found.append(decode(record))
-
+async def is_ready(url: str) -> bool:
+    """Whether the gateway has an engine."""
     try:
-        reader.bootstrap(keep)
-    finally:
-        reader.close()
-    return found
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/readyz") as answer:
+            return answer.status == 200
+    except aiohttp.ClientError:
+        return False
 
 
-def in_service(events: list[Any], version: int) -> WeightsAppliedEvent | None:
-    """The first heartbeat that says so."""
-    beats = (event for event in events if isinstance(event, WeightsAppliedEvent))
-    return next((b for b in beats if b.state is EngineState.READY and b.weight_version == version), None)
+class WeightsLog:
+    """What the log says of steps, weights and engines, read anew at every question."""
+
+    def __init__(self, bus: KafkaBus) -> None:
+        self._bus = bus
+        self._events: list[Any] = []
+
+    async def has_published(self, version: int) -> bool:
+        """Whether the trainer has published it."""
+        await asyncio.to_thread(self._read)
+        return any(event.weight_version == version for event in self._of(WeightVersionEvent))
+
+    async def is_in_service(self, version: int) -> bool:
+        """Whether an engine serves it."""
+        await asyncio.to_thread(self._read)
+        return any(self._beats(version))
+
+    def first_beat(self, version: int) -> WeightsAppliedEvent:
+        """The first heartbeat that says so, of what was read last."""
+        return next(self._beats(version))
+
+    def step_of(self, version: int) -> TrainStepEvent:
+        """The step that made a version."""
+        return next(event for event in self._of(TrainStepEvent) if event.weight_version == version)
+
+    def published(self, version: int) -> WeightVersionEvent:
+        """Where a version is."""
+        return next(event for event in self._of(WeightVersionEvent) if event.weight_version == version)
+
+    def _beats(self, version: int) -> Iterator[WeightsAppliedEvent]:
+        beats = self._of(WeightsAppliedEvent)
+        return (beat for beat in beats if beat.state is EngineState.READY and beat.weight_version == version)
+
+    def _of(self, kind: type[EventOfKind]) -> Iterator[EventOfKind]:
+        return (event for event in self._events if isinstance(event, kind))
+
+    def _read(self) -> None:
+        self._events = []
+        names = (topics.TRAIN_STEPS, topics.WEIGHTS, topics.WEIGHTS_APPLIED)
+        reader = LogReader(self._bus, [topics.full_name(NAMESPACE, name) for name in names])
+        try:
+            reader.bootstrap(lambda record: self._events.append(decode(record)) if record.value is not None else None)
+        finally:
+            reader.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds that processes have spent so far, by their own metrics."""
+
+    export_seconds: float
+    """Trainer: checkpoints and publications. Version 0 was published before the first step."""
+    update_seconds: float
+    """Gateway: updates of the engine."""
+
+    @classmethod
+    async def read(cls, trainer_port: int, gateway_port: int) -> "Spent":
+        """Asks both on their operations ports."""
+        trainer = await read_metrics(f"http://127.0.0.1:{trainer_port}")
+        gateway = await read_metrics(f"http://127.0.0.1:{gateway_port}")
+        return cls(
+            trainer["clawstream_checkpoint_seconds_sum"] + trainer["clawstream_publish_seconds_sum"],
+            gateway["clawstream_weight_update_seconds_sum"],
+        )
 
 
 def write_samples(bus: KafkaBus, vocabulary: int, version: int) -> None:
@@ -224,6 +299,7 @@ async def measure(model: Path, users_count: int, updates: int) -> dict[str, Any]
     """All figures."""
     vocabulary = int(json.loads((model / "config.json").read_text())["vocab_size"])
     rows: list[dict[str, float]] = []
+    windows: list[tuple[float, float]] = []
     with (
         tempfile.TemporaryDirectory() as scratch,
         LocalBroker(Path(scratch) / "kafka", ends_with_parent=True) as broker,
@@ -234,46 +310,45 @@ async def measure(model: Path, users_count: int, updates: int) -> dict[str, Any]
         settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers, namespace=NAMESPACE)
         bus = KafkaBus(settings, client_id="benchmark")
         engine_url, gateway_url = (f"http://127.0.0.1:{port}" for port in ports[:2])
-        with running(config):
-            await until_ready(gateway_url)
-            windows: list[tuple[float, float]] = []
+        with running(config) as processes:
+            await processes.wait("the gateway is ready", lambda: is_ready(gateway_url), every_seconds=0.2)
+            log = WeightsLog(bus)
+            # A trainer that still starts would be part of the first update.
+            await processes.wait("the trainer published version 0", lambda: log.has_published(0), every_seconds=1.0)
             async with talking(gateway_url, users_count) as users:
-                exported = 0.0
-                events: list[Any] = []
+                spent = await Spent.read(ports[3], ports[2])
                 for version in range(1, updates + 1):
-                    before = users.answers
-                    while users.answers < before + users_count:  # noqa: ASYNC110 - answers come from another process
-                        await asyncio.sleep(0.05)
+                    enough = users.answers + users_count
+                    await processes.wait(
+                        "users were answered", partial(users.were_answered, enough), every_seconds=0.05
+                    )
                     await asyncio.to_thread(write_samples, bus, vocabulary, version - 1)
-                    async with asyncio.timeout(_PATIENCE_SECONDS):
-                        events = await asyncio.to_thread(read, bus)
-                        while (beat := in_service(events, version)) is None:
-                            await asyncio.sleep(0.5)
-                            events = await asyncio.to_thread(read, bus)
-                    windows.append((time.monotonic() - 3.0, time.monotonic()))
-                    [step] = [e for e in events if isinstance(e, TrainStepEvent) and e.weight_version == version]
-                    total = (beat.observed_at - step.started_at).total_seconds()
-                    export = await _export_seconds(ports[3])
+                    await processes.wait(
+                        f"version {version} is in service", partial(log.is_in_service, version), every_seconds=0.5
+                    )
+                    before, spent = spent, await Spent.read(ports[3], ports[2])
+                    step, beat = log.step_of(version), log.first_beat(version)
                     rows.append(
                         {
-                            "total": total,
+                            "total": (beat.observed_at - step.started_at).total_seconds(),
                             "step": (step.finished_at - step.started_at).total_seconds(),
-                            "export": export - exported,
+                            "export": spent.export_seconds - before.export_seconds,
+                            "update": spent.update_seconds - before.update_seconds,
                         }
                     )
-                    exported = export
-                published = [e for e in events if isinstance(e, WeightVersionEvent) and e.weight_version == updates]
-                directory = Path(published[0].artefact_uri.removeprefix("file://"))
-                loads = [
-                    await load_seconds(engine_url, directory, updates, published[0].manifest_sha256) for _ in range(3)
-                ]
-            held = int(await metric(ports[2], "clawstream_hold_seconds_count"))
-            held_seconds = await metric(ports[2], "clawstream_hold_seconds_sum")
+                    windows.append((log.published(version).published_at.timestamp(), beat.observed_at.timestamp()))
+                newest = log.published(updates)
+                directory = Path(newest.artefact_uri.removeprefix("file://"))
+                loads = [await load_seconds(engine_url, directory, updates, newest.manifest_sha256) for _ in range(3)]
+            gateway_metrics = await read_metrics(f"http://127.0.0.1:{ports[2]}")
+            held = int(gateway_metrics["clawstream_hold_seconds_count"])
+            held_seconds = gateway_metrics["clawstream_hold_seconds_sum"]
     load = statistics.median(loads)
     for row in rows:
         row["load"] = load
         row["remainder"] = row["total"] - row["step"] - row["export"] - load
-    during = [gap for when, gap in users.gaps if any(start <= when <= end for start, end in windows)]
+    # A gap counts when any of it lies in an update.
+    during = [gap for at, gap in users.gaps if any(start <= at and at - gap <= end for start, end in windows)]
     return {
         "users": users_count,
         "answers": users.answers,
@@ -281,18 +356,11 @@ async def measure(model: Path, users_count: int, updates: int) -> dict[str, Any]
         "failures": users.failures[:3],
         "held_requests": held,
         "held_seconds_in_all": round(held_seconds, 4),
-        "gap_p50_ms": round(1000 * statistics.median(gap for _, gap in users.gaps), 1),
+        "gap_p50_ms": round(1000 * statistics.median([gap for _, gap in users.gaps] or [0.0]), 1),
         "longest_gap_around_updates_ms": round(1000 * max(during, default=0.0), 1),
         "updates": [{name: round(value, 3) for name, value in row.items()} for row in rows],
         "remainder_seconds": round(statistics.median(row["remainder"] for row in rows), 3),
     }
-
-
-async def _export_seconds(port: int) -> float:
-    """Checkpoint and publication, since the trainer started. Version 0 was published before the first step."""
-    return await metric(port, "clawstream_checkpoint_seconds_sum") + await metric(
-        port, "clawstream_publish_seconds_sum"
-    )
 
 
 def main() -> None:

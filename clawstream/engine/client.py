@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -33,6 +33,8 @@ _MAX_ERROR_CHARACTERS = 2000
 _KEEP_ALIVE_SECONDS = 2.0
 """An idle connection is used again only so long. Uvicorn, which serves SGLang, closes it after 5 seconds: a POST that
 meets the closing fails, and cannot be repeated blindly."""
+_END_OF_STREAM_SECONDS = 0.05
+"""How long the end of a stream is waited for once the answer is complete."""
 _NOT_FOUND = 404
 _NOT_READY = 503
 
@@ -126,6 +128,7 @@ class HttpEngineClient:
                         tokens += len(chunk.token_ids)
                         yield chunk
                         if chunk.finish_reason is not None:
+                            await _read_to_end(response)
                             return
                         wait_seconds = self._timeouts.idle_seconds
         raise EngineUnreachable(f"engine {self._name}: the answer broke off after {tokens} tokens")
@@ -254,6 +257,7 @@ class HttpEngineClient:
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._timeouts.connect_seconds),
                 read_bufsize=1 << 20,
+                cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
 
@@ -335,6 +339,14 @@ class HttpEngineClient:
             code = record.get("code")
             self._raise_error("/generate", code if isinstance(code, int) else 500, str(record.get("message", "")))
         return checked
+
+
+async def _read_to_end(response: aiohttp.ClientResponse) -> None:
+    """A connection with something left to read is closed: the next request would have to open another one first."""
+    with suppress(aiohttp.ClientError, ConnectionError, TimeoutError):
+        async with asyncio.timeout(_END_OF_STREAM_SECONDS):
+            while not response.content.at_eof():
+                await response.content.readany()
 
 
 def _text_and_meta(item: object) -> tuple[str, Mapping[str, Any]] | None:

@@ -1,6 +1,6 @@
 """The HTTP surface: routes, and every failure as the error object of the client's API. Wiring only."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from clawstream.clock import Clock
 from clawstream.errors import ClawstreamError, RequestRefused
@@ -16,12 +17,14 @@ from clawstream.ids import IdSource
 from clawstream.log import Logger
 from clawstream.metrics import Metrics
 from clawstream.rendering.interface import ChatRenderer
+from services.gateway.answer_routes import AnswerEndpoint, AnswerRoutes
 from services.gateway.auth import Authenticator
 from services.gateway.chat import ChatService
 from services.gateway.errors import error_headers, to_refusal
 from services.gateway.feedback import read_feedback
 from services.gateway.ports import Conversations, RolloutOutcome
 from services.gateway.redaction import presented_secrets, redact, redacted_headers, redacted_refusal
+from services.gateway.request_headers import plain_headers
 from services.gateway.request_json import parse_json_object
 from services.gateway.request_limits import check_headers, read_body
 from services.gateway.surfaces.answer_response import AnswerResponse
@@ -58,7 +61,7 @@ def create_app(
     id_source: IdSource,
     metrics: Metrics,
     logger: Logger,
-) -> FastAPI:
+) -> ASGIApp:
     """The gateway's ASGI application. All paths work with and without `/v1`."""
     app = FastAPI(title="clawstream gateway", openapi_url=None, docs_url=None, redoc_url=None)
     chat_surface = ChatSurface(renderer.decode)
@@ -91,11 +94,14 @@ def create_app(
         check_headers(request, limits.max_header_bytes)
         return authenticator.principal(request.headers)
 
-    def answer_as(surface: Surface) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            principal = check(request)
+    def answer_as(surface: Surface) -> AnswerEndpoint:
+        async def answer(request: Request) -> AnswerResponse:
+            check_headers(request, limits.max_header_bytes)
+            headers = plain_headers(request.scope["headers"])
+            principal = authenticator.principal(headers)
             body = await body_of(request)
-            started = await chat.start(surface, principal, request.headers, body, secrets=_secrets(request))
+            secrets = presented_secrets(headers, request.query_params)
+            started = await chat.start(surface, principal, headers, body, secrets=secrets)
             return AnswerResponse(
                 started,
                 model=served_model,
@@ -169,9 +175,10 @@ def create_app(
         check(request)
         return Response(metrics.exposition(), media_type="text/plain; version=0.0.4")
 
+    answers = {prefix + path: answer_as(surface) for prefix in ("/v1", "") for path, surface in surfaces.items()}
+    for path, endpoint in answers.items():
+        app.add_route(path, endpoint, methods=["POST"])  # for what is no POST
     for prefix in ("/v1", ""):
-        for path, surface in surfaces.items():
-            app.add_route(prefix + path, answer_as(surface), methods=["POST"])
         app.add_route(f"{prefix}/messages/count_tokens", count_tokens, methods=["POST"])
         app.add_route(f"{prefix}/models", models, methods=["GET"])
         app.add_route(f"{prefix}/models/{{name:path}}", model, methods=["GET"])
@@ -181,33 +188,27 @@ def create_app(
     app.add_route("/status", status_route, methods=["GET"])
     app.add_route("/metrics", metrics_route, methods=["GET"])
 
-    async def clawstream_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, ClawstreamError)
-        return refuse(request, to_refusal(error))
-
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         what = f"{request.method} {request.url.path[:200]}"
         message = f"{what}: this gateway has no such route" if error.status_code in (404, 405) else str(error.detail)
         return refuse(request, RequestRefused(message, status=error.status_code, code="unknown_route"))
 
-    async def client_left(request: Request, error: Exception) -> Response:
-        """Nobody reads this: the connection ended before the body was there."""
-        return Response(status_code=400)
-
-    async def unexpected_error(request: Request, error: Exception) -> Response:
+    def failure(request: Request, error: Exception) -> Response:
+        if isinstance(error, ClawstreamError):
+            return refuse(request, to_refusal(error))
+        if isinstance(error, ClientDisconnect):
+            return Response(status_code=400)  # Nobody reads this: the connection ended before the body was there.
         logger.error("a request failed", path=redact(request.url.path, _secrets(request)), exc_info=error)
         return refuse(request, to_refusal(ClawstreamError()))
 
-    handlers: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
-        ClawstreamError: clawstream_error,
-        HTTPException: http_error,
-        ClientDisconnect: client_left,
-        Exception: unexpected_error,
-    }
-    for kind, handler in handlers.items():
-        app.add_exception_handler(kind, handler)
-    return app
+    async def any_error(request: Request, error: Exception) -> Response:
+        return failure(request, error)
+
+    app.add_exception_handler(HTTPException, http_error)
+    for kind in (ClawstreamError, ClientDisconnect, Exception):
+        app.add_exception_handler(kind, any_error)
+    return AnswerRoutes(answers, app, failure)
 
 
 def _secrets(request: Request) -> tuple[str, ...]:

@@ -76,7 +76,8 @@ class ChatService:
         logger: Logger,
     ) -> None:
         self._limits = limits
-        self._unrecorded = UnrecordedTurns(id_source, metrics)
+        self._unrecorded = UnrecordedTurns(metrics)
+        self._id_source = id_source
         self._conversations = conversations
         self._router = router
         self._renderer = renderer
@@ -106,6 +107,7 @@ class ChatService:
         body_hint = None if request.session_hint is None else redact(request.session_hint, secrets)
         plan = GenerationPlan(
             incoming=IncomingRequest(
+                turn_id=str(self._id_source()),
                 principal=principal,
                 messages=request.messages,
                 tools=request.tools,

@@ -1,6 +1,7 @@
 """One answer, from the placing of its request to the record of its turn.
 
-Runs as a task of its own, so that a client who leaves cannot cancel the record. The HTTP side reads its events.
+Runs as a task of its own, so that a client who leaves cannot cancel the record. The HTTP side reads its events. The
+engine is asked first and the request placed meanwhile: no client waits for the session tree, but for the first token.
 """
 
 import asyncio
@@ -36,6 +37,9 @@ _MAX_ATTEMPTS = 3
 """How many engines are tried before a request fails."""
 _LONG_TURN_TOKENS = 10_000
 """Above it, packing the arrays leaves the event loop to other requests."""
+_TURNS_UNTIL_SENT = 3
+"""Of the event loop: by then a request is on its way to an engine. The session tree's thread would take the processor
+from it, and the engine's time would begin later."""
 _ABORT_SECONDS = 2.0
 """How long the engine is given to take note that an answer is not wanted any more."""
 
@@ -45,11 +49,12 @@ class _Stop(Enum):
 
     CLIENT_GONE = auto()
     SHUTDOWN = auto()
+    NOT_PLACED = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """Everything that is decided before a request is placed."""
+    """Everything that is decided before an engine is asked."""
 
     incoming: IncomingRequest
     prompt: RenderedPrompt
@@ -89,7 +94,7 @@ class Generation:
         self._events: asyncio.Queue[GenerationEvent] = asyncio.Queue()
         self._placed: asyncio.Future[Placement | None] = asyncio.get_running_loop().create_future()
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done once an engine has taken the request: admission, placing and choice of an engine are behind it."""
+        """Done once an engine has taken the request: admission and choice of an engine are behind it."""
         self._stop: _Stop | None = None
         self._sampling_task: asyncio.Task[None] | None = None
         # Of the attempt that is under way.
@@ -104,12 +109,13 @@ class Generation:
         """Where the request belongs, as soon as it is known. None when placing it failed: see `next_event`."""
         return await asyncio.shield(self._placed)
 
-    def response_id(self, placement: Placement) -> str:
+    @property
+    def response_id(self) -> str:
         """The id that the client gets."""
-        return self._plan.response_id_prefix + placement.turn_id
+        return self._plan.response_id_prefix + self._plan.incoming.turn_id
 
     async def next_event(self) -> GenerationEvent:
-        """The next event, in order. Cancelling the wait loses nothing."""
+        """The next event, in order; to be asked once `placement` is known. Cancelling the wait loses nothing."""
         return await self._events.get()
 
     def client_gone(self) -> None:
@@ -128,40 +134,62 @@ class Generation:
 
     async def run(self) -> None:
         """Every failure becomes an event: this is the boundary of one request."""
+        sampling = self._sampling_task = asyncio.create_task(self._sample())
+        placing = asyncio.create_task(self._place())
+        if self._stop is not None:
+            sampling.cancel()
         try:
-            placement = await self._conversations.place(self._plan.incoming)
-            self._placed.set_result(placement)
-            await self._sample_and_record(placement)
+            await self._sample_and_record(sampling, placing)
         except ClawstreamError as error:
-            self._fail(to_refusal(error))
+            await self._fail(placing, to_refusal(error))
         except Exception as error:
             self._logger.exception("a request failed", error=type(error).__name__)
-            self._fail(to_refusal(ClawstreamError()))
+            await self._fail(placing, to_refusal(ClawstreamError()))
         except asyncio.CancelledError:
             # Whoever cancels this task from outside ends the process; the reader must not wait for ever.
-            self._fail(_ended(_Stop.SHUTDOWN))
+            sampling.cancel()
+            placing.cancel()
+            await self._fail(placing, _ended(_Stop.SHUTDOWN))
             raise
-        finally:
-            if not self._placed.done():
-                self._placed.set_result(None)
 
-    async def _sample_and_record(self, placement: Placement) -> None:
-        failure: EngineError | None = None
-        if self._stop is None:
-            self._sampling_task = asyncio.create_task(self._sample(placement))
-            try:
-                await self._sampling_task
-            except asyncio.CancelledError:
-                if self._stop is None:
-                    raise
-            except EngineError as error:
-                failure = error
-        if failure is None and self._stop is None:
+    async def _place(self) -> Placement:
+        try:
+            for _ in range(_TURNS_UNTIL_SENT):
+                await asyncio.sleep(0)
+            placement = await self._conversations.place(self._plan.incoming)
+        except BaseException:
+            self._end(_Stop.NOT_PLACED)
+            # Nobody has read so far, and there is no answer without a place.
+            while not self._events.empty():
+                self._events.get_nowait()
+            self._placed.set_result(None)
+            raise
+        self._placed.set_result(placement)
+        return placement
+
+    async def _session_id(self) -> str:
+        placement = await self.placement()
+        if placement is None:
+            raise ClawstreamError("the request could not be placed")
+        return placement.session_id
+
+    async def _sample_and_record(self, sampling: "asyncio.Task[None]", placing: "asyncio.Task[Placement]") -> None:
+        failure: ClawstreamError | None = None
+        try:
+            await sampling
+        except asyncio.CancelledError:
+            if self._stop is None:
+                raise
+        except ClawstreamError as error:
+            failure = error
+        is_complete = failure is None and self._stop is None
+        engine_may_go_on = failure is None or isinstance(failure, (EngineTimeout, EngineProtocolError))
+        if self._engine is not None and not is_complete and engine_may_go_on:
+            await self._abort(self._engine)
+        placement = await placing
+        if is_complete:
             await self._finish(placement)
             return
-        engine_may_go_on = failure is None or isinstance(failure, (EngineTimeout, EngineProtocolError))
-        if self._engine is not None and engine_may_go_on:
-            await self._abort(self._engine)
         if self._capture.token_ids and (self._plan.streams or failure is None):
             # Clients keep partial answers: the turn must be known when they come back with one.
             self._capture.finish_reason = None
@@ -171,11 +199,11 @@ class Generation:
             raise failure
         raise _ended(self._stop or _Stop.SHUTDOWN)
 
-    async def _sample(self, placement: Placement) -> None:
+    async def _sample(self) -> None:
         """Samples on one engine after the other until an answer is complete. What was sent is never taken back."""
         for attempt in range(1, _MAX_ATTEMPTS + 1):
-            async with self._router.lease(placement.session_id) as lease:
-                self._begin(placement, lease.engine, attempt)
+            async with self._router.lease(self._session_id) as lease:
+                self._begin(lease.engine, attempt)
                 try:
                     await self._stream_from(lease.engine)
                     return
@@ -188,19 +216,13 @@ class Generation:
                     if is_final or (self._plan.streams and self._capture.token_ids):
                         raise
 
-    def _begin(self, placement: Placement, engine: EngineClient, attempt: int) -> None:
+    def _begin(self, engine: EngineClient, attempt: int) -> None:
         self._engine = engine
-        self._request_id = f"{placement.turn_id}.{attempt}"
+        self._request_id = f"{self._plan.incoming.turn_id}.{attempt}"
         self._capture = Capture()
         self._first_token_at = None
         self._stop_string = None
-        self._answer = self._renderer.open_answer(
-            self._plan.prompt.token_ids[: len(self._plan.prompt.token_ids) - len(self._plan.answer_beginning)],
-            tools=self._plan.incoming.tools,
-            stop=self._plan.sampling.recorded.stop,
-            call_id_seed=placement.turn_id,
-        )
-        self._put(self._answer.push(self._plan.answer_beginning), GenerationChunk([], []))
+        self._answer = None
 
     async def _stream_from(self, engine: EngineClient) -> None:
         request = GenerationRequest(
@@ -212,19 +234,22 @@ class Generation:
         )
         async with aclosing(engine.generate(request)) as chunks:
             async for chunk in chunks:
-                if self._first_token_at is None and chunk.token_ids:
+                is_first = self._first_token_at is None and bool(chunk.token_ids)
+                if is_first:
                     self._first_token_at = self._clock.now()
-                    waited = self._first_token_at - self._plan.incoming.received_at
-                    self._metrics.observe("first_token_seconds", waited.total_seconds())
                 self._capture.add(chunk)
                 matched = chunk.finish_detail.get("matched")
                 if matched in self._plan.sampling.recorded.stop:
                     self._stop_string = matched
                 self._put(self._stream().push(chunk.token_ids), chunk)
+                if is_first and self._first_token_at is not None:
+                    waited = self._first_token_at - self._plan.incoming.received_at
+                    self._metrics.observe("first_token_seconds", waited.total_seconds())
         if self._capture.finish_reason in (None, "abort"):
             raise EngineUnavailable(f"engine {engine.name} ended the answer by itself")
 
     def _accept(self) -> None:
+        self._stream()  # opened while the engine works
         if not self.accepted.done():
             self.accepted.set_result(None)
 
@@ -233,7 +258,16 @@ class Generation:
             self._events.put_nowait(Piece(delta, chunk.token_ids, chunk.logprobs, chunk.top_logprobs))
 
     def _stream(self) -> AnswerStream:
-        assert self._answer is not None
+        """Of the attempt that is under way, opened when it is first asked for."""
+        if self._answer is None:
+            prompt_tokens = len(self._plan.prompt.token_ids) - len(self._plan.answer_beginning)
+            self._answer = self._renderer.open_answer(
+                self._plan.prompt.token_ids[:prompt_tokens],
+                tools=self._plan.incoming.tools,
+                stop=self._plan.sampling.recorded.stop,
+                call_id_seed=self._plan.incoming.turn_id,
+            )
+            self._put(self._answer.push(self._plan.answer_beginning), GenerationChunk([], []))
         return self._answer
 
     async def _finish(self, placement: Placement) -> None:
@@ -265,7 +299,7 @@ class Generation:
             build_turn,
             incoming=self._plan.incoming,
             placement=placement,
-            response_id=self.response_id(placement),
+            response_id=self.response_id,
             prompt=self._plan.prompt,
             sampling=self._plan.sampling.recorded,
             capture=self._capture,
@@ -294,7 +328,8 @@ class Generation:
         except (EngineError, TimeoutError) as error:
             self._logger.warning("an answer could not be aborted", engine=engine.name, error=str(error))
 
-    def _fail(self, refusal: RequestRefused) -> None:
+    async def _fail(self, placing: "asyncio.Task[Placement]", refusal: RequestRefused) -> None:
+        await asyncio.gather(placing, return_exceptions=True)  # A failure is told after the request's place.
         self._events.put_nowait(Failed(refusal))
 
 

@@ -52,14 +52,13 @@ class Placer:
             view=view,
             found=found,
         )
-        turn_id = str(self._id_source())
         next_state = (
-            next_state_of_request(request, view, found, child_turn_id=turn_id, keys=keys)
+            next_state_of_request(request, view, found, child_turn_id=request.turn_id, keys=keys)
             if turn_type is TurnType.MAIN
             else None
         )
         return Placed(
-            turn_id=turn_id,
+            turn_id=request.turn_id,
             session_id=found.session_id or str(self._id_source()),
             parent_turn_id=found.parent.turn_id if found.parent is not None else None,
             parent_evidence=found.evidence,

@@ -1,10 +1,10 @@
 """The seams inside the gateway: the OpenAI surface knows conversations and engines only through these.
 
-One request runs so: `Conversations.place` -> render -> `EngineRouter.lease` -> generate and stream ->
-`Conversations.finish` -> last byte to the client.
+One request runs so: render -> `Conversations.place`, and beside it `EngineRouter.lease` -> generate -> stream what
+comes, once it is placed -> `Conversations.finish` -> last byte to the client.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,6 +20,8 @@ from schemas.events.turn import ParentEvidence
 class IncomingRequest:
     """A chat request as it arrived, before anything is known of its conversation."""
 
+    turn_id: str
+    """Of the turn that it will make."""
     principal: str
     """Whom the API key belongs to."""
     messages: Sequence[Message]
@@ -45,7 +47,7 @@ class IncomingRequest:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a request belongs. Everything of a turn that is known before generation."""
+    """Where a request belongs. Everything of a turn that is known before its answer."""
 
     turn_id: str
     session_id: str
@@ -89,7 +91,7 @@ class TurnRecorder(Protocol):
     """What one answer needs of conversations: a place before, a record after."""
 
     async def place(self, request: IncomingRequest) -> Placement:
-        """Finds session and parent; writes down the parent's next state before anything is generated.
+        """Finds session and parent; writes down the parent's next state, whatever becomes of the answer.
 
         Never raises for odd histories: at worst the request starts a new session.
         """
@@ -138,10 +140,11 @@ class EngineLease:
 class EngineRouter(Protocol):
     """Chooses engines by load and by what the weight gate says of them."""
 
-    def lease(self, session_id: str) -> AbstractAsyncContextManager[EngineLease]:
-        """Waits, within a bound, only while no engine is ready.
+    def lease(self, session_id: Callable[[], Awaitable[str]]) -> AbstractAsyncContextManager[EngineLease]:
+        """Waits, within a bound, only while no engine is ready. `session_id` is asked only where there is a choice.
 
-        Raises NoEngineReady (see `clawstream.errors`) past the bound, with the seconds after which to try again.
+        Raises what `session_id` raises, and NoEngineReady (see `clawstream.errors`) past the bound, with the seconds
+        after which to try again.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from clawstream.errors import RequestRefused
 from schemas.events.base import RolloutPosition, TurnType
@@ -13,6 +13,14 @@ _MAX_ID_CHARACTERS = 200
 _PLAIN_ID = re.compile(r"[!-~]+")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _TRUE = ("1", "true", "yes")
+
+
+def plain_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """ASGI's headers by name; the first of several of one name."""
+    headers: dict[str, str] = {}
+    for name, value in raw:
+        headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
+    return headers
 
 
 def clean_identifier(value: str | None) -> str | None:

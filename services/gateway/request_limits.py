@@ -2,7 +2,7 @@
 
 import asyncio
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from clawstream.errors import RequestRefused
 
@@ -18,25 +18,30 @@ def check_headers(request: Request, max_bytes: int) -> None:
 
 
 async def read_body(request: Request, max_bytes: int, timeout_seconds: float) -> bytes:
-    """The whole body. Raises RequestRefused: status 413 as soon as it is known to be too large, 408 when it stalls."""
+    """The whole body. Raises RequestRefused: status 413 as soon as it is known to be too large, 408 when it stalls;
+    ClientDisconnect when the connection ends before."""
     too_large = RequestRefused(
         f"the request body is larger than {max_bytes} bytes", status=413, code="request_too_large"
     )
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > max_bytes:
         raise too_large
-    body = bytearray()
-    pieces = aiter(request.stream())
+    pieces: list[bytes] = []
+    size = 0
     while True:
         try:
             async with asyncio.timeout(timeout_seconds):
-                piece = await anext(pieces, None)
+                message = await request.receive()
         except TimeoutError as error:
             raise RequestRefused(
                 f"nothing of the request body came for {timeout_seconds:g} s", status=408, code="request_timeout"
             ) from error
-        if piece is None:
-            return bytes(body)
-        body += piece
-        if len(body) > max_bytes:
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        piece = message.get("body", b"")
+        size += len(piece)
+        if size > max_bytes:
             raise too_large
+        pieces.append(piece)
+        if not message.get("more_body", False):
+            return b"".join(pieces)

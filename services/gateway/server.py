@@ -1,6 +1,7 @@
 """A gateway process: everything put together, started, and ended in order."""
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -32,6 +33,7 @@ from services.gateway.context_limit import ContextLimit
 from services.gateway.conversation_wiring import build_conversations
 from services.gateway.conversations import GatewayConversations
 from services.gateway.gate.gate import build_gate
+from services.gateway.http_protocol import BoundedHttpProtocol
 from services.gateway.settings import GatewaySettings
 
 _FAILURE_POLL_SECONDS = 1.0
@@ -187,6 +189,9 @@ async def serve(
             access_log=False,
             lifespan="off",
             timeout_keep_alive=75,
+            http=BoundedHttpProtocol,
+            ws="none",
+            proxy_headers=False,  # nothing asks where a request came from
             # Above it the parser ends the connection; below it the refusal is ours to word.
             h11_max_incomplete_event_size=2 * settings.max_header_bytes,
         )
@@ -196,6 +201,9 @@ async def serve(
     )
     await conversations.start()
     await gate.start()
+    # Vocabulary, templates and modules stay for good: a full collection that walked all of them held every stream up.
+    gc.collect()
+    gc.freeze()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     serving.add_done_callback(lambda _: stop.set())
     helpers = [

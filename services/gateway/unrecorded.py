@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from clawstream.errors import RequestRefused
-from clawstream.ids import IdSource
 from clawstream.metrics import Metrics
 from schemas.events import TurnEvent
 from schemas.events.base import TurnType
@@ -31,16 +30,14 @@ def is_opted_out(headers: Mapping[str, str], store: bool | None) -> bool:
 class UnrecordedTurns:
     """Implements `services.gateway.ports.TurnRecorder` for turns that were opted out: it forgets them."""
 
-    def __init__(self, id_source: IdSource, metrics: Metrics) -> None:
-        self._id_source = id_source
+    def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     async def place(self, request: IncomingRequest) -> Placement:
         """A place of its own. What the client says of the session only helps to choose the engine."""
-        turn_id = str(self._id_source())
         return Placement(
-            turn_id=turn_id,
-            session_id=request.session_header or request.session_hint or turn_id,
+            turn_id=request.turn_id,
+            session_id=request.session_header or request.session_hint or request.turn_id,
             parent_turn_id=None,
             parent_evidence=ParentEvidence(rule="none"),
             depth=0,

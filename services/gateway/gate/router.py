@@ -8,7 +8,7 @@ loads", Mirrokni, Thorup and Zadimoghaddam 2016, with a bound of 1.25 times the 
 import asyncio
 import hashlib
 import math
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from clawstream.engine.interface import EngineClient
@@ -51,14 +51,19 @@ class BoardRouter:
         self._metrics = metrics
         self._failure_reported = failure_reported
 
-    def lease(self, session_id: str) -> AbstractAsyncContextManager[EngineLease]:
+    def lease(self, session_id: Callable[[], Awaitable[str]]) -> AbstractAsyncContextManager[EngineLease]:
         """See `EngineRouter.lease`."""
         return self._lease(session_id)
 
     @asynccontextmanager
-    async def _lease(self, session_id: str) -> AsyncGenerator[EngineLease]:
+    async def _lease(self, session_id: Callable[[], Awaitable[str]]) -> AsyncGenerator[EngineLease]:
         ready = self._board.ready() or await self._hold()
-        record = choose(session_id, ready)
+        if len(ready) > 1:
+            known_id = await session_id()
+            # What was ready before may be on its way to other weights by now.
+            record = choose(known_id, self._board.ready() or await self._hold())
+        else:
+            [record] = ready
         assert record.weight_version is not None
         lease = EngineLease(self._clients[record.name], record.weight_version)
         record.requests += 1

@@ -43,6 +43,8 @@ class AnswerResponse(Response):
         after `keep_alive_seconds`, whichever is first. A failure has a status of its own only before that.
         """
         super().__init__()
+        self.has_begun = False
+        """Whether the client was told a status."""
         self._started = started
         self._model = model
         self._created = created
@@ -70,40 +72,43 @@ class AnswerResponse(Response):
 
     async def _send_answer(self, send: Send) -> None:
         placement = await self._started.generation.placement()
-        if self._started.request.stream:
-            event = await self._first_event_of_stream()
-        else:
-            event = await self._started.generation.next_event()
-        if isinstance(event, Failed):
-            await self._send_error(send, event.refusal, placement)
-            return
-        assert placement is not None
+        # Whatever can be ready before the first token is.
+        headers = _placement_headers(placement) if placement is not None else {}
         answer = self._started.open_format(
             AnswerContext(
-                response_id=self._started.generation.response_id(placement),
+                response_id=self._started.generation.response_id,
                 model=self._model,
                 created=self._created,
                 prompt_tokens=self._started.prompt_tokens,
             )
         )
         if self._started.request.stream:
-            await self._send_stream(send, answer, placement, event)
-        else:
-            assert isinstance(event, Finished)
-            recorded = {RECORDED_HEADER: str(event.recorded).lower()}
-            await _send_json(send, 200, answer.body(event), {**_placement_headers(placement), **recorded})
+            await self._send_stream(send, answer, headers)
+            return
+        event = await self._started.generation.next_event()
+        if isinstance(event, Failed):
+            await self._send_error(send, event.refusal, headers)
+            return
+        assert isinstance(event, Finished)
+        headers[RECORDED_HEADER] = str(event.recorded).lower()
+        await self._send_json(send, 200, answer.body(event), headers)
 
-    async def _send_stream(
-        self, send: Send, answer: AnswerFormat, placement: Placement, first: GenerationEvent | None
-    ) -> None:
-        headers = {
-            "content-type": "text/event-stream; charset=utf-8",
-            "cache-control": "no-cache",
-            "x-accel-buffering": "no",
-            **_placement_headers(placement),
-        }
-        await send({"type": "http.response.start", "status": 200, "headers": _encoded(headers)})
-        chunks, event = answer.first_chunks(), first
+    async def _send_stream(self, send: Send, answer: AnswerFormat, headers: dict[str, str]) -> None:
+        head = _encoded(
+            {
+                "content-type": "text/event-stream; charset=utf-8",
+                "cache-control": "no-cache",
+                "x-accel-buffering": "no",
+                **headers,
+            }
+        )
+        chunks = answer.first_chunks()
+        event = await self._first_event_of_stream()
+        if isinstance(event, Failed):
+            await self._send_error(send, event.refusal, headers)
+            return
+        self.has_begun = True
+        await send({"type": "http.response.start", "status": 200, "headers": head})
         while True:
             # What is known at one time goes out in one piece: each costs a system call.
             is_last = isinstance(event, (Finished, Failed))
@@ -153,10 +158,18 @@ class AnswerResponse(Response):
         except TimeoutError:
             return None
 
-    async def _send_error(self, send: Send, refusal: RequestRefused, placement: Placement | None) -> None:
+    async def _send_error(self, send: Send, refusal: RequestRefused, headers: Mapping[str, str]) -> None:
         told = self._refused(refusal)
-        headers = error_headers(told) | (_placement_headers(placement) if placement else {})
-        await _send_json(send, told.status, self._started.error_body(told), headers)
+        await self._send_json(send, told.status, self._started.error_body(told), {**error_headers(told), **headers})
+
+    async def _send_json(
+        self, send: Send, status: int, value: Mapping[str, object], headers: Mapping[str, str]
+    ) -> None:
+        body = orjson.dumps(value)
+        all_headers = {"content-type": "application/json", "content-length": str(len(body)), **headers}
+        self.has_begun = True
+        await send({"type": "http.response.start", "status": status, "headers": _encoded(all_headers)})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
@@ -166,13 +179,6 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 def _placement_headers(placement: Placement) -> dict[str, str]:
     return {SESSION_HEADER: placement.session_id, TURN_HEADER: placement.turn_id}
-
-
-async def _send_json(send: Send, status: int, value: Mapping[str, object], headers: Mapping[str, str]) -> None:
-    body = orjson.dumps(value)
-    all_headers = {"content-type": "application/json", "content-length": str(len(body)), **headers}
-    await send({"type": "http.response.start", "status": status, "headers": _encoded(all_headers)})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:

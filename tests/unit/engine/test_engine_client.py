@@ -267,3 +267,25 @@ async def test_an_aborted_answer_says_so(engine: StubEngine, client: HttpEngineC
     await client.abort("stop-me")
     assert (await answer)[-1].finish_reason == "abort"
     assert engine.aborted == ["stop-me"]
+
+
+async def test_answers_one_after_another_share_a_connection(engine: StubEngine, client: HttpEngineClient) -> None:
+    for number in range(5):
+        ended = asyncio.Event()
+        engine.enqueue(StubAnswer(end_gate=ended))
+        asyncio.get_running_loop().call_later(0.005, ended.set)  # engines end a stream after its last chunk
+        await collect(client, f"r{number}")
+    assert len(engine.requests) == 5
+    assert len(engine.connections) == 1
+
+
+async def test_an_answer_that_is_complete_does_not_wait_for_its_stream_to_end(
+    engine: StubEngine, client: HttpEngineClient
+) -> None:
+    ended = asyncio.Event()
+    engine.enqueue(StubAnswer(end_gate=ended))
+    chunks = await collect(client)
+    assert chunks[-1].finish_reason == "stop"
+    await collect(client)
+    assert len(engine.connections) == 2, "a connection whose answer has not ended serves no other"
+    ended.set()

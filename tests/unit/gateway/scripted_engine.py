@@ -8,6 +8,16 @@ from typing import Any
 from clawstream.engine.interface import ModelInformation, PauseMode
 from clawstream.errors import EngineError
 
+
+def known(session_id: str) -> Callable[[], Awaitable[str]]:
+    """A session that a router may ask for, and that is known already."""
+
+    async def answer() -> str:
+        return session_id
+
+    return answer
+
+
 Script = Exception | Callable[[], Awaitable[None]]
 
 

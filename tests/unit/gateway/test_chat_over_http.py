@@ -561,6 +561,43 @@ async def test_a_failure_of_our_own_is_a_500_in_openais_form(gateway: GatewayUnd
     assert "secret detail" not in caught.value.message
 
 
+# Placing
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_engine_is_asked_while_the_request_is_placed(gateway: GatewayUnderTest, stream: bool) -> None:
+    gateway.conversations.place_gate = asyncio.Event()
+    gateway.engine.enqueue(StubAnswer(token_ids=[*gateway.renderer.encode("one two"), END]))
+    async with httpx.AsyncClient(base_url=gateway.base_url, timeout=60) as client:
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json={"messages": USER, "stream": stream}))
+        await gateway.engine.wait_for_requests(1)
+        assert gateway.conversations.placed == []
+        gateway.conversations.place_gate.set()
+        answer = await asking
+    [turn] = gateway.conversations.turns
+    assert answer.headers["x-clawstream-turn-id"] == turn.turn_id
+    assert gateway.engine.requests[0]["rid"] == f"{turn.turn_id}.1"
+    assert turn.response_message["content"] == "one two"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_nothing_is_said_by_an_engine_when_placing_fails(gateway: GatewayUnderTest, stream: bool) -> None:
+    gateway.conversations.place_gate = asyncio.Event()
+    gateway.conversations.place_error = RuntimeError("the index is gone")
+    gateway.engine.enqueue(StubAnswer(gate=asyncio.Event(), gate_after_tokens=2))
+    async with httpx.AsyncClient(base_url=gateway.base_url, timeout=60) as client:
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json={"messages": USER, "stream": stream}))
+        async with asyncio.timeout(60):
+            while "first_token_seconds_count 1.0" not in gateway.metrics.exposition().decode():
+                await asyncio.sleep(0.001)
+        gateway.conversations.place_gate.set()
+        answer = await asking
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal"
+    assert gateway.engine.aborted == [gateway.engine.requests[0]["rid"]]
+    assert gateway.conversations.turns == []
+
+
 # Life cycles
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from unittest import mock
 
 import httpx
+import orjson
 import pytest
 
 from clawstream.rendering.renderer import PackageRenderer
@@ -32,6 +33,63 @@ async def test_large_headers_are_431(gateway: GatewayUnderTest, path: str) -> No
         answer = await client.request("GET" if path == "/v1/models" else "POST", path, json=BODY, headers=headers)
     assert answer.status_code == 431
     assert "65536 bytes" in answer.json()["error"]["message"]
+
+
+async def talk(gateway: GatewayUnderTest, *pieces: bytes, until: bytes = b"}}") -> bytes:
+    """Sends pieces as they are and gives what comes back, to the end of the connection or `until`."""
+    host, port = gateway.base_url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    received = b""
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            while until not in received and (more := await reader.read(1 << 16)):
+                received += more
+    except ConnectionError:
+        received += await reader.read(1 << 16) if not reader.exception() else b""
+    finally:
+        writer.close()
+    return received
+
+
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+
+
+@pytest.mark.parametrize("beginning", [POST + b"x-long: ", POST, b"POST /"], ids=["a value", "many headers", "a path"])
+async def test_a_head_without_end_is_not_read_on(gateway: GatewayUnderTest, beginning: bytes) -> None:
+    more = b"x-some: thing\r\n" * 1000 if beginning == POST else b"x" * 15_000
+    answer = await talk(gateway, beginning, *[more] * 200)
+    assert b"200 OK" not in answer
+    assert gateway.conversations.placed == []
+    assert not gateway.server.server_state.connections
+
+
+async def test_trailers_without_end_are_not_read_on(gateway: GatewayUnderTest) -> None:
+    body = orjson.dumps(BODY)
+    chunked = POST + b"transfer-encoding: chunked\r\n\r\n" + b"%x\r\n%b\r\n0\r\n" % (len(body), body)
+    await talk(gateway, chunked, *[b"x-some: thing\r\n" * 1000] * 200, until=b"never")
+    assert gateway.conversations.placed == []
+    assert not gateway.server.server_state.connections
+
+
+async def test_a_body_that_comes_byte_by_byte_is_read(gateway: GatewayUnderTest) -> None:
+    text = "word " * 4_000
+    body = orjson.dumps({"model": text, **BODY})
+    framed = b"".join(b"1\r\n%b\r\n" % body[index : index + 1] for index in range(len(body))) + b"0\r\n\r\n"
+    pieces = [framed[start : start + 20_000] for start in range(0, len(framed), 20_000)]
+    answer = await talk(gateway, POST + b"transfer-encoding: chunked\r\n\r\n", *pieces)
+    assert b"model_not_found" in answer
+
+
+async def test_an_offer_of_http_2_is_not_taken_up(gateway: GatewayUnderTest) -> None:
+    """Java's client makes one with every request."""
+    body = orjson.dumps({**BODY, "max_tokens": 4})
+    offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAAB\r\n"
+    answer = await talk(gateway, POST + offer + b"content-length: %d\r\n\r\n" % len(body) + body)
+    assert answer.startswith(b"HTTP/1.1 200 OK")
 
 
 async def test_a_body_that_stalls_is_408(tiny_renderer: PackageRenderer) -> None:

@@ -13,7 +13,7 @@ from schemas.events import WeightsAppliedEvent
 from schemas.events.weights import EngineState
 from services.gateway.gate.board import EngineBoard
 from services.gateway.gate.router import BoardRouter
-from tests.unit.gateway.scripted_engine import ScriptedEngine
+from tests.unit.gateway.scripted_engine import ScriptedEngine, known
 
 NAMES = ["engine-0", "engine-1", "engine-2"]
 
@@ -61,7 +61,7 @@ async def test_a_session_stays_with_its_engine_and_sessions_spread() -> None:
     for number in range(300):
         chosen: set[str] = set()
         for _ in range(2):
-            async with router.lease(f"session-{number}") as lease:
+            async with router.lease(known(f"session-{number}")) as lease:
                 chosen.add(lease.engine.name)
                 assert lease.weight_version == 3
         assert len(chosen) == 1
@@ -70,12 +70,40 @@ async def test_a_session_stays_with_its_engine_and_sessions_spread() -> None:
     assert min(seen.values()) > 60
 
 
+async def test_the_only_engine_is_taken_before_the_session_is_known() -> None:
+    clock = ManualClock()
+    board, router, _ = make_router(clock)
+    fold(board, heartbeat(clock, "engine-1", 3))
+
+    async def unknown() -> str:
+        raise AssertionError("there is no choice")
+
+    async with router.lease(unknown) as lease:
+        assert lease.engine.name == "engine-1"
+
+
+async def test_an_engine_that_leaves_while_the_session_is_looked_up_is_not_chosen() -> None:
+    clock = ManualClock()
+    board, router, _ = make_router(clock)
+    for name in NAMES:
+        fold(board, heartbeat(clock, name, 3))
+    async with router.lease(known("session")) as lease:
+        preferred = lease.engine.name
+
+    async def looked_up() -> str:
+        fold(board, heartbeat(clock, preferred, None, state=EngineState.UPDATING))
+        return "session"
+
+    async with router.lease(looked_up) as lease:
+        assert lease.engine.name != preferred
+
+
 async def test_affinity_yields_to_load() -> None:
     clock = ManualClock()
     board, router, _ = make_router(clock)
     for name in NAMES:
         fold(board, heartbeat(clock, name, 3))
-    leases = [router.lease("one-busy-session") for _ in range(30)]
+    leases = [router.lease(known("one-busy-session")) for _ in range(30)]
     for lease in leases:
         await lease.__aenter__()
     assert max(record.requests for record in board.records) <= 13
@@ -95,7 +123,7 @@ async def test_an_engine_on_no_known_version_gets_no_traffic(state: EngineState 
         fold(board, heartbeat(clock, "engine-0", version, state=state))
     assert not router.is_ready()
     with pytest.raises(NoEngineReady, match="engine-0") as raised:
-        async with router.lease("session"):
+        async with router.lease(known("session")):
             pass
     assert raised.value.retry_after_seconds == 7.0
 
@@ -104,7 +132,7 @@ async def test_an_engine_back_on_its_old_version_after_a_failed_update_serves() 
     clock = ManualClock()
     board, router, _ = make_router(clock)
     fold(board, heartbeat(clock, "engine-1", 4, state=EngineState.FAILED))
-    async with router.lease("session") as lease:
+    async with router.lease(known("session")) as lease:
         assert (lease.engine.name, lease.weight_version) == ("engine-1", 4)
 
 
@@ -113,7 +141,7 @@ async def test_a_request_is_held_until_an_engine_is_ready() -> None:
     board, router, _ = make_router(clock)
 
     async def ask() -> int:
-        async with router.lease("session") as lease:
+        async with router.lease(known("session")) as lease:
             return lease.weight_version
 
     asking = asyncio.create_task(ask())
@@ -148,7 +176,7 @@ async def test_a_failed_engine_is_left_out_until_it_is_seen_healthy() -> None:
     router.report_failure("engine-0")
     assert failures == ["engine-0"]
     for number in range(50):
-        async with router.lease(f"session-{number}") as lease:
+        async with router.lease(known(f"session-{number}")) as lease:
             assert lease.engine.name == "engine-1"
     fold(board, heartbeat(clock, "engine-0", 3))
     assert [record.name for record in board.ready()] == ["engine-1"], "a heartbeat may be older than the failure"

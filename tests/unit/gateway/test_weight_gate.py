@@ -37,6 +37,7 @@ from tests.fixtures.weights import (
     version_record,
     write,
 )
+from tests.unit.gateway.scripted_engine import known
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def heartbeats(bus: MemoryBus, engine: str = "engine-0") -> list[WeightsAppliedE
 
 async def ask(gate: WeightGate, session: str) -> list[VersionSpan]:
     """One answer through the router; the weights of its tokens."""
-    async with gate.router.lease(session) as lease:
+    async with gate.router.lease(known(session)) as lease:
         request = GenerationRequest(session, [1, 2, 3], {"max_new_tokens": 8})
         async for chunk in lease.engine.generate(request):
             if chunk.finish_reason is not None:
@@ -185,7 +186,7 @@ async def test_an_answer_outlives_a_load_that_takes_longer_than_its_deadline(
     engines[0].enqueue(StubAnswer(gate=begun, gate_after_tokens=1))
     async with running_gate(bus, engines[:1], timeouts=EngineTimeouts(idle_seconds=1.5)) as gate:
         await until(gate, lambda: versions(gate) == [0])
-        async with gate.router.lease("session") as lease:
+        async with gate.router.lease(known("session")) as lease:
             stream = lease.engine.generate(GenerationRequest("session", [1, 2, 3], {"max_new_tokens": 8}))
             await anext(stream)
             publish(bus, tmp_path, 1)
