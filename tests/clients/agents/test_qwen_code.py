@@ -1,0 +1,54 @@
+"""qwen-code from npm, headless: `qwen -p` and `qwen --continue -p`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.clients.agents.agent_gateway import Prompt, StartAgentGateway, run_client
+from tests.clients.agents.errand import ORDER, QUESTION, check_errand, errand_policy, tool_call, write_note
+from tests.clients.agents.installation import npm_folder
+
+pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def run_command(command: str) -> str:
+    arguments = {"command": command, "is_background": False, "description": "looks at the note"}
+    return tool_call("run_shell_command", arguments, "I will look.")
+
+
+def side(prompt: Prompt) -> str | None:
+    return None
+
+
+async def test_an_errand_in_two_runs(start_agent_gateway: StartAgentGateway, node: Path, tmp_path: Path) -> None:
+    program = npm_folder("qwen-code") / "node_modules" / "@qwen-code" / "qwen-code" / "cli-entry.js"
+    folder = tmp_path / "project"
+    write_note(folder)
+    settings = {
+        "security": {"auth": {"selectedType": "openai"}},
+        "model": {"name": "policy"},
+        "privacy": {"usageStatisticsEnabled": False},
+        "general": {"enableAutoUpdate": False},
+        "telemetry": {"enabled": False},
+    }
+    (tmp_path / ".qwen").mkdir()
+    (tmp_path / ".qwen" / "settings.json").write_text(json.dumps(settings))
+    async with start_agent_gateway(errand_policy(run_command, side)) as gateway:
+        environment = {
+            **gateway.proxy.environment,
+            "HOME": str(tmp_path),
+            "OPENAI_BASE_URL": f"{gateway.url}/v1",
+            "OPENAI_API_KEY": "unused",
+            "OPENAI_MODEL": "policy",
+            "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
+        }
+        for flags, words in ([], QUESTION), (["--continue"], ORDER):
+            await run_client(
+                [str(node), str(program), "--yolo", *flags, "--prompt", words], folder=folder, environment=environment
+            )
+        turns = await gateway.turns(len(gateway.prompts))
+        states = await gateway.next_states(3)
+    assert (folder / "answer.txt").read_text() == "9:00"
+    gateway.check_capture(turns)
+    check_errand(turns, states, "qwen-code")
