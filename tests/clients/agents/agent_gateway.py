@@ -12,6 +12,7 @@ from clawstream.bus.interface import Bus
 from clawstream.metrics import Metrics
 from clawstream.topics import NEXT_STATES, TURNS
 from schemas.events import Event, NextStateEvent, TurnEvent
+from schemas.events.base import TurnType
 from tests.clients.agents.closed_proxy import ClosedProxy
 from tests.fixtures import conversations as recording
 
@@ -78,7 +79,8 @@ class AgentGateway:
             assert turn.prompt_ids.to_numpy().tolist() == exchange.prompt_ids
             assert turn.response_ids.to_numpy().tolist() == exchange.sampled_ids
             assert turn.response_logprobs.to_numpy().tolist() == exchange.logprobs
-            assert turn.trainable, (turn.untrainable_reason, turn.untrainable_detail)
+            is_main = turn.turn_type is TurnType.MAIN
+            assert turn.trainable == is_main, (turn.untrainable_reason, turn.untrainable_detail)
 
     async def turns(self, count: int) -> list[TurnEvent]:
         """All turns, by start, as soon as there are so many."""

@@ -70,7 +70,8 @@ def check_errand(turns: list[TurnEvent], states: list[NextStateEvent], profile: 
         NextStateKind.TOOL_RESULT,
     ]
     assert NOTE in str(result.following_messages)
-    assert [said_text(said).strip() for said in message.following_messages] == [ORDER]
+    # `opencode run` quotes an argument that has spaces.
+    assert [said_text(said).strip().strip('"') for said in message.following_messages] == [ORDER]
     assert "9:00" in str(last.following_messages)
 
 

@@ -21,12 +21,18 @@ enabled = false
 [feedback]
 enabled = false
 
+[features]
+apps = false
+plugins = false
+
 [model_providers.clawstream]
 name = "clawstream"
 base_url = "{url}/v1"
 wire_api = "responses"
 env_key = "CLAWSTREAM_KEY"
+http_headers = {{ "X-Clawstream-Store" = "true" }}
 """
+"""codex says `store: false` in every request, which opts out of the log; the header opts in again."""
 
 
 def run_command(command: str) -> str:

@@ -41,6 +41,14 @@ def configuration(url: str, package: str) -> dict[str, Any]:
     }
 
 
+def claim_plugin_types(home: Path) -> None:
+    """opencode would fetch them from npm into every folder of settings; no setting switches that off."""
+    settings = home / ".config" / "opencode"
+    (settings / "node_modules").mkdir(parents=True)
+    lock = {"packages": {"": {"dependencies": {"@opencode-ai/plugin": "*"}}}}
+    (settings / "package-lock.json").write_text(json.dumps(lock))
+
+
 @pytest.mark.parametrize("package", ["@ai-sdk/openai-compatible", "@ai-sdk/anthropic"])
 async def test_an_errand_in_two_runs(
     start_agent_gateway: StartAgentGateway, node: Path, tmp_path: Path, package: str
@@ -48,6 +56,7 @@ async def test_an_errand_in_two_runs(
     program = npm_folder("opencode", ()) / "node_modules" / "opencode-ai" / "bin" / "opencode.exe"
     folder = tmp_path / "project"
     write_note(folder)
+    claim_plugin_types(tmp_path)
     async with start_agent_gateway(errand_policy(run_command, side)) as gateway:
         environment = {
             **gateway.proxy.environment,

@@ -534,6 +534,52 @@ def test_memory_extraction() -> None:
     assert tree.followed(first) == [[user("two")]]
 
 
+def test_questions_of_the_client_about_our_answer() -> None:
+    """As qwen-code 0.24.4 asks them: with a tool of its own for the reply, so that tools tell nothing."""
+    tree = TurnTree()
+    how: dict[str, Any] = {"user_agent": "QwenCode/0.24.4 (linux; x64)"}
+    schema: Message = {"type": "function", "function": {"name": "respond_in_schema", "parameters": {}}}
+    answer = assistant(LONG)
+    first = tree.answer([user("one")], LONG, **how)
+    asked = {
+        "next-speaker": [
+            answer,
+            user("Analyze *only* the content and structure of your immediately preceding response."),
+        ],
+        "prompt-suggestion": [user("one"), answer, user("[SUGGESTION MODE: Suggest what the user might type next.]")],
+        "session-title": [
+            system("Generate a concise, sentence-case title (3-7 words) that captures what this session is about."),
+            user("Conversation so far:\none\n\nGenerate the session title now."),
+        ],
+        "session-recap": [system("You generate session recaps for a programming assistant CLI."), user("one"), answer],
+        "tool-use-label": [
+            system("Write a short summary label describing what these tool calls accomplished."),
+            user(f"User's intent: {LONG}\nTools completed:"),
+        ],
+        "memory-query": [
+            system("You are selecting memories that will be useful to an AI coding assistant."),
+            user("Query: one\n\nAvailable memories:"),
+        ],
+        "compression-request": [
+            system(
+                "You are the component that summarizes a conversation when its context window is about to overflow."
+            ),
+            user("one"),
+            answer,
+            user("First, reason in your <analysis> block. Then, produce the <state_snapshot> XML."),
+        ],
+        "verification": [system("You are an independent Goal Verifier."), user("{}")],
+    }
+    for reason, messages in asked.items():
+        side = tree.answer(messages, call("respond_in_schema", "{}"), tools=[schema], **how)
+        assert is_side(side)
+        assert side.turn_type_reason == reason
+    reply = tree.answer([user("one"), answer, user("two")], "x", **how)
+    assert not is_side(reply)
+    assert reply.parent_turn_id == first.turn_id
+    assert tree.followed(first) == [[user("two")]]
+
+
 def test_commit_message_request() -> None:
     tree = TurnTree()
     first = tree.answer([user("rename it")], LONG, user_agent="aider/0.86.2")
