@@ -15,6 +15,8 @@ ORDER = "Write the hour into answer.txt, please."
 NOTE = "The ferry leaves at 9:00."
 FOUND = "The note says that the ferry leaves at nine in the morning."
 WRITTEN = "I wrote the hour, nine in the morning, into answer.txt for you."
+THANKS = "Thank you. And when does the next one leave?"
+UNKNOWN = "The note names one ferry alone, so I cannot say when the next one leaves."
 READ_COMMAND = "cat note.txt"
 WRITE_COMMAND = "printf 9:00 > answer.txt && cat answer.txt"
 
@@ -31,6 +33,8 @@ def errand_policy(command: Callable[[str], str], side: Callable[[Prompt], str | 
     def policy(prompt: Prompt) -> str:
         if (said := side(prompt)) is not None:
             return said
+        if THANKS in prompt.newest:
+            return UNKNOWN
         is_order = ORDER in prompt.text
         if "<tool_response>" in prompt.newest:
             return WRITTEN if is_order else FOUND
@@ -51,8 +55,11 @@ def main_turns(turns: list[TurnEvent]) -> list[TurnEvent]:
 
 
 def check_errand(turns: list[TurnEvent], states: list[NextStateEvent], profile: str) -> None:
-    """Four turns of one session, each the parent of the next; three next states: result, message, result."""
-    question, found, order, written = main = main_turns(turns)
+    """Four turns of one session, each the parent of the next; three next states: result, message, result.
+
+    What follows the errand's own four turns is the test's business, but it must not be about them.
+    """
+    question, found, order, written = main = main_turns(turns)[:4]
     assert {turn.client_profile for turn in turns} == {profile}
     assert len({turn.session_id for turn in main}) == 1
     assert [turn.parent_turn_id for turn in main] == [None, *(turn.turn_id for turn in main[:-1])]

@@ -5,11 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from schemas.events.base import TurnType
 from tests.clients.agents.agent_gateway import Prompt, StartAgentGateway, run_client
-from tests.clients.agents.errand import ORDER, QUESTION, check_errand, errand_policy, tool_call, write_note
+from tests.clients.agents.errand import ORDER, QUESTION, THANKS, check_errand, errand_policy, tool_call, write_note
 from tests.clients.agents.installation import npm_folder
 
 pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+SNAPSHOT = (
+    "<state_snapshot>\n<overall_goal>The hour of the ferry stands in answer.txt.</overall_goal>\n</state_snapshot>"
+)
 
 
 def run_command(command: str) -> str:
@@ -18,10 +24,10 @@ def run_command(command: str) -> str:
 
 
 def side(prompt: Prompt) -> str | None:
-    return None
+    return SNAPSHOT if "You are the component that summarizes" in prompt.text else None
 
 
-async def test_an_errand_in_two_runs(start_agent_gateway: StartAgentGateway, node: Path, tmp_path: Path) -> None:
+async def test_an_errand_and_a_compression(start_agent_gateway: StartAgentGateway, node: Path, tmp_path: Path) -> None:
     program = npm_folder("qwen-code") / "node_modules" / "@qwen-code" / "qwen-code" / "cli-entry.js"
     folder = tmp_path / "project"
     write_note(folder)
@@ -43,7 +49,12 @@ async def test_an_errand_in_two_runs(start_agent_gateway: StartAgentGateway, nod
             "OPENAI_MODEL": "policy",
             "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
         }
-        for flags, words in ([], QUESTION), (["--continue"], ORDER):
+        for flags, words in (
+            ([], QUESTION),
+            (["--continue"], ORDER),
+            (["--continue"], "/compress"),
+            (["--continue"], THANKS),
+        ):
             await run_client(
                 [str(node), str(program), "--yolo", *flags, "--prompt", words], folder=folder, environment=environment
             )
@@ -52,3 +63,5 @@ async def test_an_errand_in_two_runs(start_agent_gateway: StartAgentGateway, nod
     assert (folder / "answer.txt").read_text() == "9:00"
     gateway.check_capture(turns)
     check_errand(turns, states, "qwen-code")
+    sides = [turn for turn in turns if turn.turn_type is TurnType.SIDE]
+    assert [turn.turn_type_reason for turn in sides] == ["compression-request"]
