@@ -68,4 +68,4 @@ async def test_two_edits_in_two_runs(start_agent_gateway: StartAgentGateway, tmp
     assert [said_text(message).strip() for message in state.following_messages] == [SECOND]
     sides = [turn for turn in turns if turn.turn_type is TurnType.SIDE]
     assert [turn.turn_type_reason for turn in sides] == ["commit-message", "commit-message"]
-    assert {turn.response_message["content"] for turn in sides} == {COMMIT_MESSAGE}
+    assert all(turn.response_message["content"] == COMMIT_MESSAGE for turn in sides)

@@ -1,4 +1,4 @@
-"""qwen-code from npm, headless: `qwen -p` and `qwen --continue -p`."""
+"""qwen-code from npm, headless: `qwen -p`, `qwen --continue -p`, and a compression."""
 
 import json
 from pathlib import Path
@@ -7,15 +7,28 @@ import pytest
 
 from schemas.events.base import TurnType
 from tests.clients.agents.agent_gateway import Prompt, StartAgentGateway, run_client
-from tests.clients.agents.errand import ORDER, QUESTION, THANKS, check_errand, errand_policy, tool_call, write_note
+from tests.clients.agents.errand import (
+    ORDER,
+    QUESTION,
+    THANKS,
+    UNKNOWN,
+    check_errand,
+    errand_policy,
+    main_turns,
+    tool_call,
+    write_note,
+)
 from tests.clients.agents.installation import npm_folder
 
 pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
+ANALYSIS = "<analysis>\nThe user asked about a ferry.\n</analysis>"
 SNAPSHOT = (
     "<state_snapshot>\n<overall_goal>The hour of the ferry stands in answer.txt.</overall_goal>\n</state_snapshot>"
 )
+
+"""qwen-code cuts the analysis out of what it makes the beginning of the history."""
 
 
 def run_command(command: str) -> str:
@@ -24,7 +37,9 @@ def run_command(command: str) -> str:
 
 
 def side(prompt: Prompt) -> str | None:
-    return SNAPSHOT if "You are the component that summarizes" in prompt.text else None
+    if "managed memory extraction subagent" in prompt.text:
+        return "Nothing of this will be worth knowing tomorrow."
+    return f"{ANALYSIS}\n{SNAPSHOT}" if "You are the component that summarizes" in prompt.text else None
 
 
 async def test_an_errand_and_a_compression(start_agent_gateway: StartAgentGateway, node: Path, tmp_path: Path) -> None:
@@ -63,5 +78,9 @@ async def test_an_errand_and_a_compression(start_agent_gateway: StartAgentGatewa
     assert (folder / "answer.txt").read_text() == "9:00"
     gateway.check_capture(turns)
     check_errand(turns, states, "qwen-code")
-    sides = [turn for turn in turns if turn.turn_type is TurnType.SIDE]
-    assert [turn.turn_type_reason for turn in sides] == ["compression-request"]
+    *_, written, thanked = main_turns(turns)
+    reasons = [turn.turn_type_reason for turn in turns if turn.turn_type is TurnType.SIDE]
+    assert reasons.count("compression-request") == 1
+    assert set(reasons) <= {"compression-request", "memory-extraction"}
+    assert (thanked.response_message["content"], thanked.parent_evidence.rule) == (UNKNOWN, "summary")
+    assert (thanked.session_id, thanked.parent_turn_id) == (written.session_id, written.turn_id)

@@ -424,6 +424,43 @@ def test_compaction_without_any_answer() -> None:
     assert tree.next_states == {}
 
 
+def test_compaction_found_by_its_summary() -> None:
+    """As qwen-code 0.24.4 and codex 0.171.0 put it, the latter as if it sent no hint."""
+    snapshot = f"<state_snapshot>\n<overall_goal>{OTHER}</overall_goal>\n</state_snapshot>"
+    resume = (
+        "Resume the prior task using the summary above. Continue from the last in-flight step; do not greet the user."
+    )
+    directive = user("First, reason in your <analysis> block. Then, produce the <state_snapshot> XML.")
+    introduction = (
+        "Another language model started to solve this problem and produced a summary of its thinking process. Use:"
+    )
+    codex_directive = user("You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff summary.")
+    for agent, asked, said, summary in (
+        (
+            "QwenCode/0.24.4 (linux; x64)",
+            directive,
+            f"<analysis>\nmuch\n</analysis>\n{snapshot}",
+            f"{snapshot}\n\n{resume}",
+        ),
+        ("codex_exec/0.171.0", codex_directive, f"{OTHER} {OTHER}", f"{introduction}\n{OTHER} {OTHER}"),
+    ):
+        tree = TurnTree()
+        how: dict[str, Any] = {"user_agent": agent}
+        tree.answer([user("one")], LONG, **how)
+        last = tree.answer([user("one"), assistant(LONG), user("two")], OTHER, **how)
+        history = [user("one"), assistant(LONG), user("two"), assistant(OTHER)]
+        side = tree.answer([*history, asked], said, **how)
+        compacted = [user(summary), assistant("Got it. Thanks for the additional context!"), user("three")]
+        reply = tree.answer(compacted, "x", **how)
+        stranger = tree.answer(compacted, "x", principal="bob", **how)
+        assert is_side(side)
+        assert not is_side(reply)
+        assert (reply.session_id, reply.parent_turn_id) == (last.session_id, last.turn_id)
+        assert reply.parent_evidence.rule == "summary"
+        assert tree.followed(last) == []
+        assert stranger.session_id != reply.session_id
+
+
 def test_compaction_whose_summary_is_an_answer() -> None:
     tree = TurnTree()
     how: dict[str, Any] = {"user_agent": "opencode/1.18.33", "session": "ses_1"}
