@@ -24,11 +24,10 @@ pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 ANALYSIS = "<analysis>\nThe user asked about a ferry.\n</analysis>"
+"""qwen-code cuts it out of what it makes the beginning of the history."""
 SNAPSHOT = (
     "<state_snapshot>\n<overall_goal>The hour of the ferry stands in answer.txt.</overall_goal>\n</state_snapshot>"
 )
-
-"""qwen-code cuts the analysis out of what it makes the beginning of the history."""
 
 
 def run_command(command: str) -> str:
