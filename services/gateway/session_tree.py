@@ -187,7 +187,9 @@ def _without_answer(
             rule = "session_hint"
             session_id = turns[0].session_id
     if session_id is None and view.summary_key is not None:
-        summaries = [turn for turn in lookup.by_answer(view.summary_key) if not turn.is_main]
+        given = lookup.by_answer(view.summary_key)
+        # One that was asked for without our answers knows no conversation itself.
+        summaries = [turn for turn in given if not turn.is_main and turn.parent_turn_id is not None]
         if summaries:
             rule = "summary"
             session_id = summaries[0].session_id

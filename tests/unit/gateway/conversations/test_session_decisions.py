@@ -459,6 +459,12 @@ def test_compaction_found_by_its_summary() -> None:
         assert reply.parent_evidence.rule == "summary"
         assert tree.followed(last) == []
         assert stranger.session_id != reply.session_id
+        apart = TurnTree()
+        apart.answer([user("one")], LONG, **how)
+        of_a_text = apart.answer(
+            [system("You are a context summarization agent."), user("one and two"), asked], said, **how
+        )
+        assert apart.answer(compacted, "x", **how).session_id != of_a_text.session_id
 
 
 def test_compaction_whose_summary_is_an_answer() -> None:
