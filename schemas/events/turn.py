@@ -83,7 +83,7 @@ class ParentEvidence(Part):
     """How the parent turn was found."""
 
     rule: str
-    """The strongest evidence: `answer`, `session_header`, `session_hint`, or `none` for a new session."""
+    """The strongest evidence: `answer`, `session_header`, `session_hint`, `summary`, or `none` for a new session."""
     candidates: int = Field(default=0, ge=0)
     """How many turns had the same answer."""
     ambiguous: bool = False

@@ -8,7 +8,7 @@ rules. A rule has a `kind`:
     wrapper           text that a retry puts around the user's words (cut; the words twice become once)
     harness           the whole message comes from the agent; a request with nothing else new is a side turn
     notice            the whole message comes from the agent and says nothing about the answer before it
-    compaction        a summary that stands for the history before it
+    compaction        a summary that stands for the history before it; a group named `summary` is the model's part
     side_request      a title, a summary and the like: the request is a side turn
     silent_answer     an answer that no user ever sees
     answer_directive  text that the client cuts out of answers
@@ -129,6 +129,8 @@ class MessageView:
     """The whole-message rule that it matched, if any."""
     volatile: bool
     """Nothing but volatile text: as if it were not there."""
+    summary: str | None = None
+    """Of a compaction: the summary as the model gave it, where the rule tells it from the words around it."""
 
     @property
     def is_evidence(self) -> bool:
@@ -167,14 +169,19 @@ class ClientProfile:
         stripped = text.strip()
         if not stripped and original.strip():
             return MessageView(role=role, text="", message=None, rule=None, volatile=True)
-        rule = next((r for r in self._whole_message if role in r.roles and r.pattern.match(stripped)), None)
+        rule, summary = self._whole_message_rule(stripped, role)
         cleaned = message
         if text != original:
             content = message.get("content")
             cut: JsonValue = self._cut_parts(content, role) if isinstance(content, list) else text
             cleaned = {**message, "content": cut}
         return MessageView(
-            role=role, text=stripped, message=None if rule is not None else cleaned, rule=rule, volatile=False
+            role=role,
+            text=stripped,
+            message=None if rule is not None else cleaned,
+            rule=rule,
+            volatile=False,
+            summary=summary,
         )
 
     def answer(self, message: Message) -> CanonicalAnswer:
@@ -196,6 +203,12 @@ class ClientProfile:
                 if _ROLES.get(message.get("role")) in rule.roles and rule.pattern.match(message_text(message)):
                     return rule.name
         return None
+
+    def _whole_message_rule(self, text: str, role: Role | None) -> tuple[Rule | None, str | None]:
+        for rule in self._whole_message:
+            if role in rule.roles and (match := rule.pattern.match(text)) is not None:
+                return rule, match.groupdict().get("summary")
+        return None, None
 
     def _cut(self, text: str, role: Role | None) -> str:
         """Layer by layer: a wrapper may stand within an envelope, as an envelope within a wrapper."""

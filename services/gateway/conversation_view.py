@@ -54,6 +54,8 @@ class ConversationView:
     """In order."""
     compacted: bool
     """A summary stands for what was before it."""
+    summary_key: str | None
+    """Key of that summary as an answer, if the client's profile can tell it and it is distinctive."""
     asserted_session_id: str | None
     """From `X-Session-Id`."""
     hint_key: str | None
@@ -107,6 +109,7 @@ def view_request(request: IncomingRequest, profile: ClientProfile, keys: Message
     answers: list[SeenAnswer] = []
     messages: list[SeenMessage] = []
     compacted = False
+    summary_key: str | None = None
     first = max(0, len(request.messages) - MAX_MESSAGES_VIEWED)
     for position in range(first, len(request.messages)):
         message = request.messages[position]
@@ -116,11 +119,13 @@ def view_request(request: IncomingRequest, profile: ClientProfile, keys: Message
         view = profile.view(message)
         if view.rule is not None and view.rule.kind is RuleKind.COMPACTION:
             compacted = True
+            summary_key = _summary_key(view, profile, keys)
         messages.append(SeenMessage(position=position, view=view, key=_message_key(view, keys)))
     return ConversationView(
         answers=tuple(answers),
         messages=tuple(messages),
         compacted=compacted,
+        summary_key=summary_key,
         asserted_session_id=session_id_from_header(request.principal, request.session_header),
         hint_key=_hint_key(request.session_hint, keys),
         trace_id=request.trace_id,
@@ -142,6 +147,13 @@ def _seen_answer(position: int, message: Message, profile: ClientProfile, keys: 
         empty=answer.is_empty,
         message=message,
     )
+
+
+def _summary_key(view: MessageView, profile: ClientProfile, keys: MessageKeys) -> str | None:
+    if view.summary is None:
+        return None
+    answer = profile.answer({"role": "assistant", "content": view.summary})
+    return keys.answer(answer) if answer.is_distinctive else None
 
 
 def _message_key(view: MessageView, keys: MessageKeys) -> str | None:

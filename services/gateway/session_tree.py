@@ -186,6 +186,14 @@ def _without_answer(
         if turns:
             rule = "session_hint"
             session_id = turns[0].session_id
+    if session_id is None and view.summary_key is not None:
+        given = lookup.by_answer(view.summary_key)
+        # One that was asked for without our answers knows no conversation itself.
+        summaries = [turn for turn in given if not turn.is_main and turn.parent_turn_id is not None]
+        if summaries:
+            rule = "summary"
+            session_id = summaries[0].session_id
+            turns = lookup.by_session(session_id)
     parent = next((turn for turn in turns if turn.is_main), None) if view.compacted else None
     return Found(
         parent=parent,

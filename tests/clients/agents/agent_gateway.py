@@ -2,15 +2,18 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from clawstream.bus.interface import Bus
+from clawstream.metrics import Metrics
 from clawstream.topics import NEXT_STATES, TURNS
 from schemas.events import Event, NextStateEvent, TurnEvent
+from schemas.events.base import TurnType
+from tests.clients.agents.closed_proxy import ClosedProxy
 from tests.fixtures import conversations as recording
 
 MAX_CONTEXT_TOKENS = 400_000
@@ -40,6 +43,18 @@ class Cut:
 Policy = Callable[[Prompt], str | Cut]
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """One answer of the engine, as ids."""
+
+    prompt_ids: list[int]
+    """[prompt_tokens]"""
+    sampled_ids: list[int]
+    """[response_tokens]"""
+    logprobs: list[float | None]
+    """[response_tokens]"""
+
+
 @dataclass
 class AgentGateway:
     """What a client talks to, and what became of it."""
@@ -48,6 +63,24 @@ class AgentGateway:
     bus: Bus
     prompts: list[Prompt] = field(default_factory=list[Prompt])
     """In order of arrival at the engine."""
+    exchanges: dict[str, Exchange] = field(default_factory=dict[str, Exchange])
+    """By the turn's id. Of several attempts the last."""
+    metrics: Metrics = field(default_factory=Metrics)
+    proxy: ClosedProxy = field(default_factory=ClosedProxy)
+    """Whatever lies outside this machine."""
+
+    def check_capture(self, turns: Sequence[TurnEvent]) -> None:
+        """Nothing was refused, nobody looked elsewhere, and the turns hold what the engine read and sampled."""
+        assert "gateway_errors_total{" not in self.metrics.exposition().decode(), self.metrics.exposition().decode()
+        assert self.proxy.asked == []
+        assert {turn.turn_id for turn in turns} == set(self.exchanges)
+        for turn in turns:
+            exchange = self.exchanges[turn.turn_id]
+            assert turn.prompt_ids.to_numpy().tolist() == exchange.prompt_ids
+            assert turn.response_ids.to_numpy().tolist() == exchange.sampled_ids
+            assert turn.response_logprobs.to_numpy().tolist() == exchange.logprobs
+            is_main = turn.turn_type is TurnType.MAIN
+            assert turn.trainable == is_main, (turn.untrainable_reason, turn.untrainable_detail)
 
     async def turns(self, count: int) -> list[TurnEvent]:
         """All turns, by start, as soon as there are so many."""

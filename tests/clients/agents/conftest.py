@@ -14,11 +14,13 @@ from tests.clients.agents.agent_gateway import (
     MAX_CONTEXT_TOKENS,
     AgentGateway,
     Cut,
+    Exchange,
     Policy,
     Prompt,
     StartAgentGateway,
     read_prompt,
 )
+from tests.clients.agents.closed_proxy import closed_proxy
 from tests.clients.agents.installation import node_executable
 from tests.fixtures import conversations as recording
 from tests.fixtures.gateway_app import running_gateway
@@ -36,15 +38,20 @@ def start_agent_gateway(tagged_model_directory: Path, tmp_path: Path) -> StartAg
         bus = MemoryBus()
         recording.create_topics(bus)
         prompts: list[Prompt] = []
+        exchanges: dict[str, Exchange] = {}
 
         def answer(request: Mapping[str, Any]) -> StubAnswer:
             prompt = read_prompt(tokenizer.hugging_face.decode(request["input_ids"], skip_special_tokens=False))
             prompts.append(prompt)
             said = policy(prompt)
             text, after = (said.text, said.after_tokens) if isinstance(said, Cut) else (said, None)
-            return StubAnswer(token_ids=tokenizer.encode(f"{text}<|im_end|>"), break_after_tokens=after)
+            answered = StubAnswer(token_ids=tokenizer.encode(f"{text}<|im_end|>"), break_after_tokens=after)
+            turn_id = str(request["rid"]).rpartition(".")[0]
+            exchanges[turn_id] = Exchange(request["input_ids"], answered.token_ids, answered.sent_logprobs())
+            return answered
 
         async with (
+            closed_proxy() as proxy,
             recording.running_gateway(bus, tmp_path / "gateway") as recorder,
             running_gateway(
                 renderer,
@@ -55,7 +62,7 @@ def start_agent_gateway(tagged_model_directory: Path, tmp_path: Path) -> StartAg
         ):
             gateway.engine.max_context_tokens = MAX_CONTEXT_TOKENS
             gateway.engine.default_answer = answer
-            yield AgentGateway(gateway.base_url, bus, prompts)
+            yield AgentGateway(gateway.base_url, bus, prompts, exchanges, gateway.metrics, proxy)
 
     return start
 

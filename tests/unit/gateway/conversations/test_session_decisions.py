@@ -424,6 +424,49 @@ def test_compaction_without_any_answer() -> None:
     assert tree.next_states == {}
 
 
+def test_compaction_found_by_its_summary() -> None:
+    """As qwen-code 0.24.4 and codex 0.171.0 put it, the latter as if it sent no hint."""
+    snapshot = f"<state_snapshot>\n<overall_goal>{OTHER}</overall_goal>\n</state_snapshot>"
+    resume = (
+        "Resume the prior task using the summary above. Continue from the last in-flight step; do not greet the user."
+    )
+    directive = user("First, reason in your <analysis> block. Then, produce the <state_snapshot> XML.")
+    introduction = (
+        "Another language model started to solve this problem and produced a summary of its thinking process. Use:"
+    )
+    codex_directive = user("You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff summary.")
+    for agent, asked, said, summary in (
+        (
+            "QwenCode/0.24.4 (linux; x64)",
+            directive,
+            f"<analysis>\nmuch\n</analysis>\n{snapshot}",
+            f"{snapshot}\n\n{resume}",
+        ),
+        ("codex_exec/0.171.0", codex_directive, f"{OTHER} {OTHER}", f"{introduction}\n{OTHER} {OTHER}"),
+    ):
+        tree = TurnTree()
+        how: dict[str, Any] = {"user_agent": agent}
+        tree.answer([user("one")], LONG, **how)
+        last = tree.answer([user("one"), assistant(LONG), user("two")], OTHER, **how)
+        history = [user("one"), assistant(LONG), user("two"), assistant(OTHER)]
+        side = tree.answer([*history, asked], said, **how)
+        compacted = [user(summary), assistant("Got it. Thanks for the additional context!"), user("three")]
+        reply = tree.answer(compacted, "x", **how)
+        stranger = tree.answer(compacted, "x", principal="bob", **how)
+        assert is_side(side)
+        assert not is_side(reply)
+        assert (reply.session_id, reply.parent_turn_id) == (last.session_id, last.turn_id)
+        assert reply.parent_evidence.rule == "summary"
+        assert tree.followed(last) == []
+        assert stranger.session_id != reply.session_id
+        apart = TurnTree()
+        apart.answer([user("one")], LONG, **how)
+        of_a_text = apart.answer(
+            [system("You are a context summarization agent."), user("one and two"), asked], said, **how
+        )
+        assert apart.answer(compacted, "x", **how).session_id != of_a_text.session_id
+
+
 def test_compaction_whose_summary_is_an_answer() -> None:
     tree = TurnTree()
     how: dict[str, Any] = {"user_agent": "opencode/1.18.33", "session": "ses_1"}
@@ -530,6 +573,52 @@ def test_memory_extraction() -> None:
     side = tree.answer([extractor, user("one"), assistant(LONG), user("Extract what is worth keeping.")], "none", **how)
     reply = tree.answer([user("one"), assistant(LONG), user("two")], "x", **how)
     assert is_side(side)
+    assert reply.parent_turn_id == first.turn_id
+    assert tree.followed(first) == [[user("two")]]
+
+
+def test_questions_of_the_client_about_our_answer() -> None:
+    """As qwen-code 0.24.4 asks them: with a tool of its own for the reply, so that tools tell nothing."""
+    tree = TurnTree()
+    how: dict[str, Any] = {"user_agent": "QwenCode/0.24.4 (linux; x64)"}
+    schema: Message = {"type": "function", "function": {"name": "respond_in_schema", "parameters": {}}}
+    answer = assistant(LONG)
+    first = tree.answer([user("one")], LONG, **how)
+    asked = {
+        "next-speaker": [
+            answer,
+            user("Analyze *only* the content and structure of your immediately preceding response."),
+        ],
+        "prompt-suggestion": [user("one"), answer, user("[SUGGESTION MODE: Suggest what the user might type next.]")],
+        "session-title": [
+            system("Generate a concise, sentence-case title (3-7 words) that captures what this session is about."),
+            user("Conversation so far:\none\n\nGenerate the session title now."),
+        ],
+        "session-recap": [system("You generate session recaps for a programming assistant CLI."), user("one"), answer],
+        "tool-use-label": [
+            system("Write a short summary label describing what these tool calls accomplished."),
+            user(f"User's intent: {LONG}\nTools completed:"),
+        ],
+        "memory-query": [
+            system("You are selecting memories that will be useful to an AI coding assistant."),
+            user("Query: one\n\nAvailable memories:"),
+        ],
+        "compression-request": [
+            system(
+                "You are the component that summarizes a conversation when its context window is about to overflow."
+            ),
+            user("one"),
+            answer,
+            user("First, reason in your <analysis> block. Then, produce the <state_snapshot> XML."),
+        ],
+        "verification": [system("You are an independent Goal Verifier."), user("{}")],
+    }
+    for reason, messages in asked.items():
+        side = tree.answer(messages, call("respond_in_schema", "{}"), tools=[schema], **how)
+        assert is_side(side)
+        assert side.turn_type_reason == reason
+    reply = tree.answer([user("one"), answer, user("two")], "x", **how)
+    assert not is_side(reply)
     assert reply.parent_turn_id == first.turn_id
     assert tree.followed(first) == [[user("two")]]
 
