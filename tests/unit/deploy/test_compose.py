@@ -38,7 +38,7 @@ def config_file(name: str) -> Path:
 
 def service_of(name: str) -> str:
     module = next(word for word in CONTAINERS[name]["command"] if word.startswith("services."))
-    return module.removeprefix("services.")
+    return module.split(".")[1]
 
 
 def settings_model(service: str) -> type[Section]:
