@@ -117,7 +117,7 @@ class KafkaAdmin:
     def high_watermarks(self, topic: str) -> dict[TopicPartition, int]:
         doing = f"asking for the ends of topic {topic}"
         wanted = {
-            LibrdkafkaTopicPartition(topic, partition.partition): OffsetSpec.latest()
+            LibrdkafkaTopicPartition(topic, partition.partition): cast("OffsetSpec", OffsetSpec.latest())
             for partition in self.partitions(topic)
         }
         futures = self._call(

@@ -52,14 +52,14 @@ def expected_attention(cache: KeyValueCache, slot: int, length: int, queries: Te
     rows=st.lists(
         st.tuples(st.integers(0, SLOTS - 1), st.integers(1, CONTEXT_TOKENS)), min_size=1, unique_by=lambda row: row[0]
     ),
-    left=st.sampled_from([None, torch.nan, torch.inf, -torch.inf]),
+    left=st.sampled_from([0.0, torch.nan, torch.inf, -torch.inf]),
 )
 def test_every_row_attends_to_its_own_slot_up_to_its_length(
-    architecture: ModelArchitecture, rows: list[tuple[int, int]], left: float | None
+    architecture: ModelArchitecture, rows: list[tuple[int, int]], left: float
 ) -> None:
     """Whatever an earlier user of the slot has `left` behind it."""
     cache = random_cache(architecture)
-    for slot, length in rows if left is not None else ():
+    for slot, length in rows:
         positions = torch.arange(length, cache.blocks * BLOCK_TOKENS)
         rest = torch.full((len(positions), KV_HEADS, HEAD_DIM), left)
         cache.write(1, cache.places(torch.full_like(positions, slot), positions), rest, rest)
