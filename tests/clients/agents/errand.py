@@ -76,7 +76,7 @@ def check_errand(turns: list[TurnEvent], states: list[NextStateEvent], profile: 
         NextStateKind.REPLY,
         NextStateKind.TOOL_RESULT,
     ]
-    assert NOTE in str(result.following_messages)
+    assert NOTE in str(result.following_messages), result.following_messages
     # `opencode run` quotes an argument that has spaces.
     assert [said_text(said).strip().strip('"') for said in message.following_messages] == [ORDER]
     assert "9:00" in str(last.following_messages)

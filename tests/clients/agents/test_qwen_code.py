@@ -51,6 +51,8 @@ async def test_an_errand_and_a_compression(start_agent_gateway: StartAgentGatewa
         "privacy": {"usageStatisticsEnabled": False},
         "general": {"enableAutoUpdate": False},
         "telemetry": {"enabled": False},
+        # A pseudo-terminal can lose the output of a command that ends at once.
+        "tools": {"shell": {"enableInteractiveShell": False}},
     }
     (tmp_path / ".qwen").mkdir()
     (tmp_path / ".qwen" / "settings.json").write_text(json.dumps(settings))
