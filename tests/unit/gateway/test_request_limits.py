@@ -92,6 +92,42 @@ async def test_an_offer_of_http_2_is_not_taken_up(gateway: GatewayUnderTest) -> 
     assert answer.startswith(b"HTTP/1.1 200 OK")
 
 
+async def test_offers_of_http_2_in_one_piece_are_all_declined(gateway: GatewayUnderTest) -> None:
+    body = orjson.dumps({**BODY, "max_tokens": 4})
+    offer = b"connection: Upgrade\r\nupgrade: h2c\r\ncontent-length: %d\r\n\r\n" % len(body)
+    last = POST + offer.replace(b"Upgrade", b"Upgrade, close") + body + b"after the end"
+    answer = await talk(gateway, 2 * (POST + offer + body) + last, until=b"never")
+    assert (answer.count(b"HTTP/1.1 "), answer.count(b"HTTP/1.1 200 OK")) == (3, 3)
+    assert [len(request.messages) for request in gateway.conversations.placed] == [1, 1, 1]
+
+
+async def test_a_tunnel_is_refused(gateway: GatewayUnderTest) -> None:
+    answer = await talk(gateway, b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n", until=b"never")
+    assert answer.startswith(b"HTTP/1.1 400")
+
+
+async def test_trailers_are_no_headers(gateway: GatewayUnderTest) -> None:
+    body = orjson.dumps({**BODY, "max_tokens": 4})
+    chunked = POST + b"transfer-encoding: chunked\r\n\r\n" + b"%x\r\n%b\r\n0\r\n" % (len(body), body)
+    answer = await talk(gateway, chunked + b"x-session-id: of somebody\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert [request.session_header for request in gateway.conversations.placed] == [None]
+
+
+async def test_who_leaves_with_requests_in_the_pipeline_is_noticed(gateway: GatewayUnderTest) -> None:
+    gateway.engine.enqueue(StubAnswer(gate=asyncio.Event(), gate_after_tokens=1))
+    host, port = gateway.base_url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    body = orjson.dumps(BODY)
+    writer.write(2 * (POST + b"content-length: %d\r\n\r\n" % len(body) + body))
+    async with asyncio.timeout(60):
+        await gateway.engine.wait_for_requests(1)
+        writer.close()
+        await gateway.conversations.wait_for_turns(1)
+    assert gateway.conversations.turns[0].untrainable_reason is UntrainableReason.CLIENT_GONE
+    assert len(gateway.engine.requests) == 1
+
+
 async def test_a_body_that_stalls_is_408(tiny_renderer: PackageRenderer) -> None:
     async with running_gateway(tiny_renderer, body_stall_seconds=0.1) as gateway:
         host, port = gateway.base_url.removeprefix("http://").split(":")
