@@ -7,9 +7,12 @@ input stayed the same for a second. Until one has shown that it goes on nothing 
 never filled with inputs of which nobody knows how slow they are. A paused partition is resumed when it holds half as
 many. All are paused when the few records that a member gets while it polls to stay one have added up to twice the
 capacity.
+
+In hand is what is not resolved, or waits for nothing but its transaction. What is done behind an unresolved input is
+not counted: a few inputs that hang would else fill the room with it, in partitions that hold no more than a few each.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from clawstream.bus.interface import TopicPartition
@@ -50,27 +53,25 @@ class Backpressure:
     _heads: dict[TopicPartition, _Head] = field(default_factory=dict[TopicPartition, _Head], init=False)
 
     def update(
-        self, unfinished: Mapping[TopicPartition, int], heads: Mapping[TopicPartition, int], now_seconds: float
+        self, in_hand: Mapping[TopicPartition, int], heads: Mapping[TopicPartition, int], now_seconds: float
     ) -> Change:
-        """`unfinished`: inputs in hand, for every partition that is ours. `heads`: the offset of the oldest unresolved
+        """`in_hand`: inputs, for every partition that is ours. `heads`: the offset of the oldest unresolved
         one, for those that have one.
         """
         # A partition that left us is not paused when it comes back: a new assignment starts unpaused.
-        self._paused_since = {key: since for key, since in self._paused_since.items() if key in unfinished}
+        self._paused_since = {key: since for key, since in self._paused_since.items() if key in in_hand}
         self._heads = {each: self._head(each, offset, now_seconds) for each, offset in heads.items()}
-        total = self._total(unfinished)
+        total = self._total(in_hand)
         pause = [
             partition
-            for partition, count in unfinished.items()
+            for partition, count in in_hand.items()
             if partition not in self._paused_since
             and (total >= 2 * self.capacity or (count >= self._many and self._is_stuck(partition, now_seconds)))
         ]
         resume = [
             partition
             for partition, since in self._paused_since.items()
-            if 2 * unfinished[partition] <= self._many
-            and total <= self.capacity
-            and now_seconds - since >= _DWELL_SECONDS
+            if 2 * in_hand[partition] <= self._many and total <= self.capacity and now_seconds - since >= _DWELL_SECONDS
         ]
         for partition in pause:
             self._paused_since[partition] = now_seconds
@@ -78,12 +79,18 @@ class Backpressure:
             del self._paused_since[partition]
         return Change(pause, resume)
 
-    def room(self, unfinished: Mapping[TopicPartition, int]) -> int:
+    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """A new assignment starts unpaused, also one that came before `update` saw that the old one had ended."""
+        for partition in partitions:
+            self._paused_since.pop(partition, None)
+            self._heads.pop(partition, None)
+
+    def room(self, in_hand: Mapping[TopicPartition, int]) -> int:
         """How many records to ask for; 0 when the worker has enough in hand, or does not know yet."""
         for partition, head in self._heads.items():
-            if not head.follows_quickly and partition not in self._paused_since and unfinished[partition] >= self._many:
+            if not head.follows_quickly and partition not in self._paused_since and in_hand[partition] >= self._many:
                 return 0
-        return max(0, self.capacity - self._total(unfinished))
+        return max(0, self.capacity - self._total(in_hand))
 
     @property
     def _many(self) -> int:
@@ -101,5 +108,5 @@ class Backpressure:
         head = self._heads.get(partition)
         return head is not None and now_seconds - head.since_seconds >= _STUCK_SECONDS
 
-    def _total(self, unfinished: Mapping[TopicPartition, int]) -> int:
-        return sum(count for partition, count in unfinished.items() if partition not in self._paused_since)
+    def _total(self, in_hand: Mapping[TopicPartition, int]) -> int:
+        return sum(count for partition, count in in_hand.items() if partition not in self._paused_since)

@@ -56,6 +56,8 @@ class _Partition:
     dispatched: int = 0
     completed: int = 0
     """How many of the first entries are resolved, without a gap."""
+    resolved: int = 0
+    """How many entries are resolved, wherever they stand."""
     highest_offset: int = -1
 
 
@@ -128,6 +130,7 @@ class Tracker:
             return False
         entry.outcome = outcome
         self._in_flight -= 1
+        state.resolved += 1
         before = state.completed
         while state.completed < len(state.entries) and state.entries[state.completed].outcome is not None:
             state.completed += 1
@@ -177,12 +180,23 @@ class Tracker:
             del state.by_offset[entry.ticket.record.offset]
             state.dispatched -= 1
             state.completed -= 1
+            state.resolved -= 1
             self._completed -= 1
         return passed
 
     def unfinished(self) -> dict[TopicPartition, int]:
         """For every partition that is ours: inputs that are not committed."""
         return {partition: len(state.entries) for partition, state in self._partitions.items()}
+
+    def occupying(self) -> dict[TopicPartition, int]:
+        """Of `unfinished`, what is not resolved or waits for nothing but its transaction.
+
+        What is done behind an unresolved input counts no more: no handler is busy with it, and the window bounds it.
+        """
+        return {
+            partition: len(state.entries) - state.resolved + state.completed
+            for partition, state in self._partitions.items()
+        }
 
     def heads(self) -> dict[TopicPartition, int]:
         """Offset of the oldest input that is not resolved, for every partition that has one."""

@@ -177,17 +177,17 @@ class EosWorker:
         self._collect()
         self._flush_if_due()
         self._dispatch()
-        unfinished = self._tracker.unfinished()
-        change = self._backpressure.update(unfinished, self._tracker.heads(), self._clock.monotonic_seconds())
+        in_hand = self._tracker.occupying()
+        change = self._backpressure.update(in_hand, self._tracker.heads(), self._clock.monotonic_seconds())
         if change.pause:
             self._consumer.pause(change.pause)
         if change.resume:
             self._consumer.resume(change.resume)
-        room = min(_MAX_RECORDS, self._backpressure.room(unfinished))
+        room = min(_MAX_RECORDS, self._backpressure.room(in_hand))
         now = self._clock.monotonic_seconds()
         if room > 0 or now >= self._poll_due:
             self._poll_due = now + _MEMBERSHIP_SECONDS
-            wait = 0.0 if room == 0 else _BUSY_SECONDS if any(unfinished.values()) else _IDLE_SECONDS
+            wait = 0.0 if room == 0 else _BUSY_SECONDS if any(in_hand.values()) else _IDLE_SECONDS
             for record in self._consumer.consume(max(room, 1), wait):
                 self._tracker.start(record)
             self._dispatch()
@@ -302,6 +302,7 @@ class EosWorker:
         except BrokerUnavailable:
             committed = dict.fromkeys(partitions)  # Unknown: a handler then prepares as for a new group.
         self._tracker.assign(partitions)
+        self._backpressure.forget(partitions)
         self._pool.assign(committed)
 
     def _on_revoked(self, partitions: Sequence[TopicPartition]) -> None:

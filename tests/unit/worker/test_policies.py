@@ -129,6 +129,17 @@ def test_a_partition_that_left_and_came_back_is_not_taken_for_paused() -> None:
     assert backpressure.update({A: 8}, {A: 7}, 2.0 + STUCK) == Change([A], [])
 
 
+def test_a_partition_that_came_back_before_anyone_saw_it_gone_is_not_taken_for_paused() -> None:
+    backpressure = Backpressure(window_per_partition=4, capacity=100)
+    backpressure.update({A: 8}, {A: 7}, 0.0)
+    backpressure.update({A: 8}, {A: 7}, STUCK)
+    assert backpressure.room({A: 60}) == 100, "paused, and not counted"
+    backpressure.forget([A])
+    assert backpressure.room({A: 60}) == 40
+    assert backpressure.update({A: 8}, {A: 7}, 2.0) == NOTHING
+    assert backpressure.update({A: 8}, {A: 7}, 2.0 + STUCK) == Change([A], [])
+
+
 def test_dead_letters_stop_a_worker_only_when_they_are_many_of_many() -> None:
     limit = DeadLetterLimit(max_share=0.5, window=10)
     for number in range(100):

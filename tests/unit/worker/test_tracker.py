@@ -120,6 +120,10 @@ class TrackerMachine(RuleBasedStateMachine):
     @invariant()
     def counts_agree(self) -> None:
         assert self.tracker.unfinished() == {key: len(model.started) for key, model in self.models.items()}
+        behind = {
+            key: len(model.resolved & set(model.started[len(model.prefix()) :])) for key, model in self.models.items()
+        }
+        assert self.tracker.occupying() == {key: len(model.started) - behind[key] for key, model in self.models.items()}
         under_way = sum(len(set(model.dispatched) - model.resolved) for model in self.models.values())
         assert self.tracker.in_flight == under_way
         unresolved = [

@@ -363,6 +363,28 @@ async def test_backpressure_pauses_a_stuck_partition_and_lets_others_go_on(bus: 
     assert scene.written() == [f"stuck/{number}" for number in range(200)] + [f"free/{number}" for number in range(50)]
 
 
+@pytest.mark.parametrize("max_in_flight", [2, 16])
+async def test_one_input_that_hangs_holds_up_its_own_partition_alone(bus: MemoryBus, max_in_flight: int) -> None:
+    """Also where fewer inputs are handled at once than what makes a partition hold many."""
+    scene = Scene(bus, "test", partitions=2)
+    may_end = asyncio.Event()
+
+    async def handle(record: Record) -> Outcome:
+        if text(record) == "hangs":
+            await may_end.wait()
+        return scene.echo(record)
+
+    scene.write("hangs", *(f"behind/{number}" for number in range(100)), partition=0)
+    handler = FunctionHandler(handle)
+    worker = scene.worker(handler, settings=WorkerSettings(max_in_flight=max_in_flight))
+    async with running(worker):
+        await eventually(lambda: len(handler.handled) == 101, "what came behind it is done")
+        scene.write(*(str(number) for number in range(200)), partition=1)
+        await eventually(lambda: scene.committed() == {1: 200}, "the other partition is done")
+        may_end.set()
+        await eventually(lambda: scene.committed() == {0: 101, 1: 200}, "done")
+
+
 async def test_never_more_under_way_than_allowed(scene: Scene) -> None:
     under_way = most = 0
 
