@@ -385,6 +385,30 @@ async def test_one_input_that_hangs_holds_up_its_own_partition_alone(bus: Memory
         await eventually(lambda: scene.committed() == {0: 101, 1: 200}, "done")
 
 
+async def test_a_paused_partition_that_is_lost_and_comes_back_in_one_poll_is_not_taken_for_paused(
+    bus: MemoryBus, scene: Scene
+) -> None:
+    never = asyncio.Event()
+
+    async def handle(record: Record) -> Outcome:
+        await never.wait()
+        return scene.echo(record)
+
+    scene.write(*(str(number) for number in range(50)))
+    handler = FunctionHandler(handle)
+    settings = WorkerSettings(window_per_partition=4, max_in_flight=64, shutdown_grace_seconds=0.0)
+    worker = scene.worker(handler, settings=settings)
+
+    def paused() -> bool:
+        return _input(scene) in worker._backpressure._paused_since  # pyright: ignore[reportPrivateUsage] - what it believes
+
+    async with running(worker):
+        await eventually(paused, "paused")
+        bus.expel("test.worker", "worker-0")
+        await eventually(lambda: len(handler.assigned) == 2, "assigned anew")
+        await eventually(lambda: not paused(), "unpaused")
+
+
 async def test_never_more_under_way_than_allowed(scene: Scene) -> None:
     under_way = most = 0
 
