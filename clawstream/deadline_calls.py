@@ -87,9 +87,14 @@ class DeadlineThread:
         except queue.Empty:
             self._is_lost = True
             raise TimeoutError(f"{what}: no answer within {seconds:.0f} seconds") from None
-        if answer[1] is not None:
-            raise answer[1]
-        return answer[0]
+        try:
+            if answer[1] is not None:
+                raise answer[1]
+            return answer[0]
+        finally:
+            # The error knows this frame, and must not be known to it: else both live, and with them what was called, a
+            # Kafka client with its threads, until Python's collector comes by.
+            del answer
 
 
 def _make_calls(calls: "queue.SimpleQueue[Callable[[], None] | None]") -> None:

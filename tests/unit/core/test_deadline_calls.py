@@ -1,5 +1,6 @@
 """A call that never returns costs its caller a deadline, and the process a bounded number of threads."""
 
+import contextlib
 import gc
 import threading
 import weakref
@@ -85,3 +86,25 @@ def test_a_thread_holds_nothing_of_a_call_that_is_over_and_ends_with_its_owner()
     gc.collect()
     thread.join(30.0)
     assert not thread.is_alive()
+
+
+def test_a_thread_holds_nothing_of_a_call_that_failed_and_waits_for_no_collector() -> None:
+    class Client:
+        def use(self) -> None:
+            raise ZeroDivisionError
+
+    def failed_call() -> "weakref.ref[Client]":
+        client = Client()
+        with contextlib.suppress(ZeroDivisionError):
+            calls.call(client.use, what="using", seconds=30.0)
+        return weakref.ref(client)
+
+    calls = DeadlineThread("calls")
+    gc.disable()
+    try:
+        gone = failed_call()
+        calls.call(lambda: None, what="something else", seconds=30.0)  # It has let go of the first by now.
+        assert gone() is None
+    finally:
+        gc.enable()
+    calls.close()
