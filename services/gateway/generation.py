@@ -182,7 +182,9 @@ class Generation:
                 raise
         except ClawstreamError as error:
             failure = error
-        is_complete = failure is None and self._stop is None
+        # An answer may be whole before sampling ends: the end of the engine's stream is waited for a moment longer.
+        is_whole = self._capture.finish_reason not in (None, "abort")
+        is_complete = failure is None and (self._stop is None or is_whole)
         engine_may_go_on = failure is None or isinstance(failure, (EngineTimeout, EngineProtocolError))
         if self._engine is not None and not is_complete and engine_may_go_on:
             await self._abort(self._engine)

@@ -173,3 +173,22 @@ async def test_a_generation_that_is_cancelled_from_outside_says_so(gateway: Gate
     assert running.cancelled()
     assert gateway.chat.requests_in_flight == 0
     assert gateway.router.leases == 0
+
+
+async def test_an_answer_that_is_whole_is_given_though_the_gateway_ends_before_the_stream_of_the_engine(
+    gateway: GatewayUnderTest,
+) -> None:
+    """The end of the engine's stream is read for the sake of its connection alone."""
+    gateway.engine.enqueue(StubAnswer(token_ids=[10, 11, 2], end_gate=asyncio.Event()))
+    with mock.patch("clawstream.engine.client._END_OF_STREAM_SECONDS", 60.0):
+        async with asyncio.timeout(50), httpx.AsyncClient(base_url=gateway.base_url, timeout=60) as client:
+            asking = asyncio.create_task(client.post("/v1/chat/completions", json=BODY))
+            await gateway.engine.wait_for_requests(1)
+            (generation,) = gateway.chat._running.values()  # pyright: ignore[reportPrivateUsage] - what only it knows
+            while generation._capture.finish_reason is None:  # pyright: ignore[reportPrivateUsage]
+                await asyncio.sleep(0.01)
+            await gateway.chat.finish(0)
+            answer = await asking
+    assert (answer.status_code, answer.json()["choices"][0]["finish_reason"]) == (200, "stop")
+    assert [turn.finish_reason for turn in gateway.conversations.turns] == ["stop"]
+    assert gateway.engine.aborted == []
