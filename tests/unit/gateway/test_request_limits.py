@@ -192,3 +192,37 @@ async def test_an_answer_that_is_whole_is_given_though_the_gateway_ends_before_t
     assert (answer.status_code, answer.json()["choices"][0]["finish_reason"]) == (200, "stop")
     assert [turn.finish_reason for turn in gateway.conversations.turns] == ["stop"]
     assert gateway.engine.aborted == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("ended_by", ["client", "shutdown"])
+async def test_what_was_sampled_before_the_request_was_placed_is_recorded_once_it_is(
+    gateway: GatewayUnderTest, ended_by: str, stream: bool
+) -> None:
+    placed = gateway.conversations.place_gate = asyncio.Event()
+    gateway.engine.enqueue(StubAnswer(token_ids=[10, 11, 12, 2], gate=asyncio.Event(), gate_after_tokens=2))
+    async with asyncio.timeout(60), httpx.AsyncClient(base_url=gateway.base_url, timeout=60) as client:
+        # Whole answers are asked of the engine as streams, too: what came so far is known.
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json={**BODY, "stream": stream}))
+        await gateway.engine.wait_for_requests(1)
+        (generation,) = gateway.chat._running.values()  # pyright: ignore[reportPrivateUsage] - what only it knows
+        while len(generation._capture.token_ids) < 2:  # pyright: ignore[reportPrivateUsage]
+            await asyncio.sleep(0.01)
+        if ended_by == "client":
+            asking.cancel()
+        else:
+            generation.shut_down()
+        request_id = gateway.engine.requests[0]["rid"]
+        await gateway.engine.wait_for_abort(request_id)
+        assert gateway.conversations.turns == []
+        placed.set()
+        await gateway.conversations.wait_for_turns(1)
+        if ended_by == "shutdown" and not stream:
+            assert (await asking).status_code == 503
+        elif ended_by == "shutdown":
+            assert "shutting_down" in (await asking).text
+    assert gateway.engine.aborted == [request_id]
+    (turn,) = gateway.conversations.turns
+    assert turn.response_ids.to_numpy().tolist() == [10, 11]
+    assert turn.finish_reason == "abort"
+    assert not turn.trainable
