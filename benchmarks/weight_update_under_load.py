@@ -6,7 +6,7 @@ Real processes: Kafka, one CPU engine, a gateway, a trainer; streaming users all
 
 - a weight update under load: 0 failed requests, and no request held for more than 50 ms;
 - batch closed -> version in service: at most step + export + load + 100 ms. The step is the train-step event's own
-  time, the export what the trainer measures (checkpoint and publication), the load what the same directory takes on
+  time, the export what the trainer measures (copy, checkpoint and publication), the load what the same directory takes on
   the same engine: every byte checked, then loaded. What is left is the log, the gate and everything else.
 
 The load is measured after the updates, under the same users; what the updates themselves took (verifying, loading,
@@ -249,7 +249,7 @@ class Spent:
     """Seconds that processes have spent so far, by their own metrics."""
 
     export_seconds: float
-    """Trainer: checkpoints and publications. Version 0 was published before the first step."""
+    """Trainer: copies of its state, checkpoints and publications. Version 0 was published before the first step."""
     update_seconds: float
     """Gateway: updates of the engine."""
 
@@ -259,7 +259,7 @@ class Spent:
         trainer = await read_metrics(f"http://127.0.0.1:{trainer_port}")
         gateway = await read_metrics(f"http://127.0.0.1:{gateway_port}")
         return cls(
-            trainer["clawstream_checkpoint_seconds_sum"] + trainer["clawstream_publish_seconds_sum"],
+            sum(trainer[f"clawstream_{part}_seconds_sum"] for part in ("snapshot", "checkpoint", "publish")),
             gateway["clawstream_weight_update_seconds_sum"],
         )
 

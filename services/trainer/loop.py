@@ -218,7 +218,10 @@ class TrainerLoop:
                 }
             )
             self._group_version = None
-        self._finisher.submit(FinishedStep(self._policy.snapshot(), progress, turns))
+        started = self._clock.monotonic_seconds()
+        snapshot = self._policy.snapshot()
+        self._metrics.observe("snapshot_seconds", self._clock.monotonic_seconds() - started)
+        self._finisher.submit(FinishedStep(snapshot, progress, turns))
         self._progress = progress.announced()
         self._batcher.set_version(progress.newest_version, self._clock.monotonic_seconds())
 
