@@ -86,19 +86,22 @@ class Rotation:
         """Names `target` and wraps every key by it. Returns how many were wrapped anew.
 
         Raises SettingsError when a master key that wraps some of them is missing: then nothing has changed. Raises
-        BusError; then run it again.
+        BusError; then run it again. Who is fenced waits twice as long every time: of two rotations at once one comes
+        to its end while the other waits, however long reading the keys takes.
         """
         wrapped_anew = self._unless_fenced(target)
         time.sleep(self._settle_seconds)
         return wrapped_anew + self._unless_fenced(target)
 
     def _unless_fenced(self, target: MasterKey) -> int:
+        wait_seconds = self._settle_seconds
         while True:
             try:
                 return self._pass(target)
             except Fenced:
-                self._progress("keys are being deleted; waiting, then beginning anew")
-                time.sleep(self._settle_seconds)
+                self._progress("keys are being deleted, or rotated by another run; waiting, then beginning anew")
+                time.sleep(wait_seconds)
+                wait_seconds *= 2
 
     def _pass(self, target: MasterKey) -> int:
         producer = self._bus.transactional_producer(keys_transactional_id(self._namespace))

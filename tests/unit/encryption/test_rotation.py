@@ -1,7 +1,10 @@
 """Another master key while everything runs: nothing becomes unreadable, nothing that was deleted comes back."""
 
 import os
+import threading
+import time
 from collections.abc import Callable
+from queue import SimpleQueue
 
 import pytest
 
@@ -12,7 +15,7 @@ from clawstream.clock import ManualClock
 from clawstream.encryption import rotation
 from clawstream.encryption.deletion import delete_keys, keys_of_session
 from clawstream.encryption.master_key import MasterKey, MasterKeys
-from clawstream.encryption.rotation import Rotation, read_keys
+from clawstream.encryption.rotation import KeysOnLog, Rotation, read_keys
 from clawstream.encryption.session_keys import SessionKeys
 from clawstream.errors import SettingsError
 
@@ -20,6 +23,7 @@ NAMESPACE = "test"
 OLD, NEW, FOREIGN = (MasterKey(letter * 32) for letter in (b"o", b"n", b"f"))
 SESSIONS = [f"session-{number}" for number in range(7)]
 Process = Callable[..., SessionKeys]
+READ_SECONDS = 0.2
 
 
 @pytest.fixture
@@ -140,6 +144,32 @@ def test_what_is_deleted_while_the_keys_are_wrapped_anew_does_not_come_back(
     late = process(NEW)
     for session, (key_id, key) in made.items():
         assert late.find(key_id) == (None if session == SESSIONS[3] else key)
+
+
+def test_of_two_rotations_at_once_both_come_to_their_end(
+    bus: MemoryBus, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would fence the other again and again while it still reads."""
+    made = dict(process(OLD).for_writing(session, "alice") for session in SESSIONS)
+
+    def reads_for_long(*arguments: object) -> KeysOnLog:
+        found = read_keys(*arguments)  # pyright: ignore[reportArgumentType]
+        time.sleep(READ_SECONDS)
+        return found
+
+    monkeypatch.setattr(rotation, "read_keys", reads_for_long)
+    masters = MasterKeys(lambda: (OLD, NEW))
+    ended: SimpleQueue[int] = SimpleQueue()
+
+    def run() -> None:
+        rotating = Rotation(bus, NAMESPACE, masters, clock=ManualClock(), random_bytes=os.urandom, settle_seconds=0.01)
+        ended.put(rotating.run(NEW))
+
+    for _ in range(2):
+        threading.Thread(target=run, daemon=True).start()
+        time.sleep(READ_SECONDS / 2)  # Out of step: the other one is in the middle of its reading.
+    assert sum(ended.get(timeout=30.0) for _ in range(2)) == len(SESSIONS)
+    assert {key_id: process(NEW).find(key_id) for key_id in made} == made
 
 
 def test_without_the_old_key_nothing_is_changed(bus: MemoryBus, process: Process) -> None:
