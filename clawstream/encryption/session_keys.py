@@ -125,7 +125,9 @@ class SessionKeys:
         """
         prefix = key_prefix(session_id, principal)
         with self._lock:
-            self._refreshed()
+            reader = self._refreshed()
+            if prefix not in self._key_ids:
+                self._catch_up(reader)
             key_id = self._key_ids.get(prefix)
             if key_id is not None:
                 return key_id, self._keys[key_id]
@@ -153,6 +155,16 @@ class SessionKeys:
                 for record in records:
                     self._apply(record)
         return self._reader
+
+    def _catch_up(self, reader: LogReader) -> None:
+        """Before a key is made: a refresh takes what has arrived here, which is little after a long silence, and a
+        master key that was thrown away since must wrap nothing any more. Raises BrokerUnavailable.
+        """
+        ends = reader.ends()
+        give_up_at = self._clock.monotonic_seconds() + _WRITE_SECONDS
+        reader.read_to(ends, self._apply, stopped=lambda: self._clock.monotonic_seconds() >= give_up_at)
+        if not reader.has_reached(ends):
+            raise BrokerUnavailable(f"{self._topic}: its end could not be read within {_WRITE_SECONDS:.0f} seconds")
 
     def _read_to_the_end(self, reader: LogReader) -> None:
         """Raises BrokerUnavailable when a transaction stays open: then it is not known yet what is there."""

@@ -9,6 +9,7 @@ from queue import SimpleQueue
 import pytest
 
 from clawstream import topics
+from clawstream.bus.fold import LogReader
 from clawstream.bus.interface import TopicSpecification
 from clawstream.bus.memory import MemoryBus
 from clawstream.clock import ManualClock
@@ -94,6 +95,20 @@ def test_a_process_reads_a_key_that_was_added_to_its_file_since(
     clock.advance(1.0)
     assert running.find(key_id) == key
     assert process(NEW).find(running.for_writing("later", "alice")[0]) is not None
+
+
+def test_a_process_that_was_silent_for_long_makes_no_key_under_a_master_key_that_was_thrown_away(
+    bus: MemoryBus, process: Process, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """librdkafka reads a thousand records ahead for who does not ask: what comes next arrives only after a refresh."""
+    silent = process(OLD, NEW)
+    silent.for_writing("session", "alice")
+    rotate(bus)
+    monkeypatch.setattr(LogReader, "poll", lambda *_: [])
+    clock.advance(1.0)
+    key_id, key = silent.for_writing("later", "alice")
+    assert read_keys(bus, NAMESPACE).counts() == {NEW.key_id: 2}
+    assert process(NEW).find(key_id) == key
 
 
 class KilledError(Exception):
