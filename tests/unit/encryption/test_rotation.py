@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from queue import SimpleQueue
 
 import pytest
@@ -13,11 +13,12 @@ from clawstream.bus.fold import LogReader
 from clawstream.bus.interface import TopicSpecification
 from clawstream.bus.memory import MemoryBus
 from clawstream.clock import ManualClock
+from clawstream.codec import encode
 from clawstream.encryption import rotation
 from clawstream.encryption.deletion import delete_keys, keys_of_session
 from clawstream.encryption.master_key import MasterKey, MasterKeys
 from clawstream.encryption.rotation import KeysOnLog, Rotation, read_keys
-from clawstream.encryption.session_keys import SessionKeys
+from clawstream.encryption.session_keys import SessionKeys, key_prefix, wrapped
 from clawstream.errors import SettingsError
 
 NAMESPACE = "test"
@@ -50,9 +51,10 @@ def process(bus: MemoryBus, clock: ManualClock) -> Process:
     return start
 
 
-def rotate(bus: MemoryBus, *held: MasterKey, to: MasterKey = NEW) -> int:
+def rotate(bus: MemoryBus, *held: MasterKey, leaving: Collection[str] = ()) -> int:
     masters = MasterKeys(lambda: held or (OLD, NEW))
-    return Rotation(bus, NAMESPACE, masters, clock=ManualClock(), random_bytes=os.urandom, settle_seconds=0.0).run(to)
+    rotation = Rotation(bus, NAMESPACE, masters, clock=ManualClock(), random_bytes=os.urandom, settle_seconds=0.0)
+    return rotation.run(NEW, leaving=leaving)
 
 
 @pytest.mark.parametrize("before", [(OLD,), ()])
@@ -193,6 +195,29 @@ def test_without_the_old_key_nothing_is_changed(bus: MemoryBus, process: Process
     with pytest.raises(SettingsError, match=OLD.key_id):
         rotate(bus, NEW)
     assert read_keys(bus, NAMESPACE) == before
+
+
+def test_a_master_key_that_is_lost_does_not_keep_others_from_writing_for_ever(bus: MemoryBus, process: Process) -> None:
+    old_id, old = process(OLD).for_writing("session", "alice")
+    # As a gateway with a key of its own did before keys were checked.
+    lost_id = f"{key_prefix('other', 'bob')}1"
+    event = wrapped(lost_id, bytes(32), FOREIGN, nonce=bytes(12), now=ManualClock().now())
+    topic = f"{NAMESPACE}.{topics.SESSION_KEYS}"
+    producer = bus.producer()
+    producer.produce(encode(event, topic=topic, key=lost_id, event_id=lost_id, source="tests"))
+    producer.flush(1.0)
+    with pytest.raises(SettingsError, match=FOREIGN.key_id):
+        process(OLD, NEW).check()
+    with pytest.raises(SettingsError, match=FOREIGN.key_id):
+        rotate(bus)
+    assert rotate(bus, leaving=[FOREIGN.key_id]) == 1
+    assert read_keys(bus, NAMESPACE).counts() == {NEW.key_id: 1, FOREIGN.key_id: 1}
+    late = process(NEW)
+    late.check()
+    assert late.find(old_id) == old
+    late.for_writing("later", "alice")
+    with pytest.raises(SettingsError, match=FOREIGN.key_id):
+        late.find(lost_id)
 
 
 # ---- a wrong master key is noticed before anything is written
