@@ -157,8 +157,8 @@ class SessionKeys:
         return self._reader
 
     def _catch_up(self, reader: LogReader) -> None:
-        """Before a key is made: a refresh takes what has arrived here, which is little after a long silence, and a
-        master key that was thrown away since must wrap nothing any more. Raises BrokerUnavailable.
+        """Before a key is made: a refresh takes what has arrived here, which is nothing after a connection that broke,
+        and a master key that was thrown away since must wrap nothing any more. Raises BrokerUnavailable.
         """
         ends = reader.ends()
         give_up_at = self._clock.monotonic_seconds() + _WRITE_SECONDS

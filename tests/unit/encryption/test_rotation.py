@@ -99,16 +99,16 @@ def test_a_process_reads_a_key_that_was_added_to_its_file_since(
     assert process(NEW).find(running.for_writing("later", "alice")[0]) is not None
 
 
-def test_a_process_that_was_silent_for_long_makes_no_key_under_a_master_key_that_was_thrown_away(
+def test_a_process_that_was_cut_off_makes_no_key_under_a_master_key_that_was_thrown_away(
     bus: MemoryBus, process: Process, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """librdkafka reads a thousand records ahead for who does not ask: what comes next arrives only after a refresh."""
-    silent = process(OLD, NEW)
-    silent.for_writing("session", "alice")
+    """When its connection was broken a refresh finds nothing, until the client has fetched again."""
+    cut_off = process(OLD, NEW)
+    cut_off.for_writing("session", "alice")
     rotate(bus)
     monkeypatch.setattr(LogReader, "poll", lambda *_: [])
     clock.advance(1.0)
-    key_id, key = silent.for_writing("later", "alice")
+    key_id, key = cut_off.for_writing("later", "alice")
     assert read_keys(bus, NAMESPACE).counts() == {NEW.key_id: 2}
     assert process(NEW).find(key_id) == key
 
