@@ -41,6 +41,10 @@ def status(config: ConfigOption = None) -> None:
 def rotate(
     config: ConfigOption = None,
     to: Annotated[str | None, typer.Option("--to", help="Its id [default: the last one of the file].")] = None,
+    leave: Annotated[
+        list[str] | None,
+        typer.Option(help="Id of a master key that is lost: what it wraps stays as it is. May be repeated."),
+    ] = None,
 ) -> None:
     """Makes the newest master key count, and wraps every session's key by it, while everything runs.
 
@@ -61,7 +65,7 @@ def rotate(
             random_bytes=os.urandom,
             progress=lambda what: line.update(f"rotating: {what}"),
         )
-        count = rotation.run(target)
+        count = rotation.run(target, leaving=leave or ())
     output.print(f"master key {target.key_id} counts; {count} keys of sessions were wrapped anew")
 
 

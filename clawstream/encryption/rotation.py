@@ -9,7 +9,7 @@ deletes fences it, and it begins anew.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
@@ -82,30 +82,36 @@ class Rotation:
         self._progress = progress
         self._settle_seconds = settle_seconds
 
-    def run(self, target: MasterKey) -> int:
+    def run(self, target: MasterKey, *, leaving: Collection[str] = ()) -> int:
         """Names `target` and wraps every key by it. Returns how many were wrapped anew.
 
-        Raises SettingsError when a master key that wraps some of them is missing: then nothing has changed. Raises
-        BusError; then run it again.
-        """
-        wrapped_anew = self._unless_fenced(target)
-        time.sleep(self._settle_seconds)
-        return wrapped_anew + self._unless_fenced(target)
+        `leaving`: ids of master keys that are lost. What they wrap stays as it is, readable to nobody.
 
-    def _unless_fenced(self, target: MasterKey) -> int:
+        Raises SettingsError when a master key that wraps some of them is missing: then nothing has changed. Raises
+        BusError; then run it again. Who is fenced waits twice as long every time: of two rotations at once one comes
+        to its end while the other waits, however long reading the keys takes.
+        """
+        wrapped_anew = self._unless_fenced(target, leaving)
+        time.sleep(self._settle_seconds)
+        return wrapped_anew + self._unless_fenced(target, leaving)
+
+    def _unless_fenced(self, target: MasterKey, leaving: Collection[str]) -> int:
+        wait_seconds = self._settle_seconds
         while True:
             try:
-                return self._pass(target)
+                return self._pass(target, leaving)
             except Fenced:
-                self._progress("keys are being deleted; waiting, then beginning anew")
-                time.sleep(self._settle_seconds)
+                self._progress("keys are being deleted, or rotated by another run; waiting, then beginning anew")
+                time.sleep(wait_seconds)
+                wait_seconds *= 2
 
-    def _pass(self, target: MasterKey) -> int:
+    def _pass(self, target: MasterKey, leaving: Collection[str]) -> int:
         producer = self._bus.transactional_producer(keys_transactional_id(self._namespace))
         try:
             self._progress("reading the keys")
             on_log = read_keys(self._bus, self._namespace)  # After the producer: from here on nobody deletes unseen.
-            stale = {key_id: event for key_id, event in on_log.keys.items() if event.master_key_id != target.key_id}
+            stays = {target.key_id, *leaving}
+            stale = {key_id: event for key_id, event in on_log.keys.items() if event.master_key_id not in stays}
             plain = {key_id: unwrapped(key_id, event, self._masters) for key_id, event in stale.items()}
             if on_log.named != target.key_id:
                 named = master_key_record(self._topic, target, now=self._clock.now(), source=_SOURCE)

@@ -24,6 +24,8 @@ from clawstream.topics import SESSION_KEYS, full_name
 from schemas.events.session_key import MasterKeyEvent, SessionKeyEvent
 
 _REFRESH_SECONDS = 0.5
+_CATCH_UP_SECONDS = 1.0
+"""So old may be what a new key is made by. A rotation looks for such keys after twice as long."""
 _WRITE_SECONDS = 10.0
 _OPEN_TRANSACTION_SECONDS = 15.0
 """More than the broker leaves a transaction open of whoever deletes keys or wraps them anew, and was killed."""
@@ -81,6 +83,8 @@ class SessionKeys:
         self._producer: Producer | None = None
         self._admin: Admin | None = None
         self._refreshed_at = 0.0
+        self._caught_up_at = 0.0
+        """When the topic was last read to its end of that moment."""
         self._keys: dict[str, bytes] = {}
         self._key_ids: dict[str, str] = {}
         """Prefix to the id of the session's newest key."""
@@ -125,7 +129,9 @@ class SessionKeys:
         """
         prefix = key_prefix(session_id, principal)
         with self._lock:
-            self._refreshed()
+            reader = self._refreshed()
+            if prefix not in self._key_ids:
+                self._catch_up(reader)
             key_id = self._key_ids.get(prefix)
             if key_id is not None:
                 return key_id, self._keys[key_id]
@@ -146,13 +152,27 @@ class SessionKeys:
             except BaseException:
                 reader.close()
                 raise
-            self._reader, self._refreshed_at = reader, now
+            self._reader, self._refreshed_at, self._caught_up_at = reader, now, now
         elif now - self._refreshed_at >= _REFRESH_SECONDS:
             self._refreshed_at = now
             while records := self._reader.poll(0.0):
                 for record in records:
                     self._apply(record)
         return self._reader
+
+    def _catch_up(self, reader: LogReader) -> None:
+        """Before a key is made: a refresh takes what has arrived here, which is nothing after a connection that broke,
+        and a master key that was thrown away since must wrap nothing any more. Raises BrokerUnavailable.
+        """
+        now = self._clock.monotonic_seconds()
+        if now - self._caught_up_at < _CATCH_UP_SECONDS:
+            return
+        ends = reader.ends()
+        give_up_at = now + _WRITE_SECONDS
+        reader.read_to(ends, self._apply, stopped=lambda: self._clock.monotonic_seconds() >= give_up_at)
+        if not reader.has_reached(ends):
+            raise BrokerUnavailable(f"{self._topic}: its end could not be read within {_WRITE_SECONDS:.0f} seconds")
+        self._caught_up_at = now
 
     def _read_to_the_end(self, reader: LogReader) -> None:
         """Raises BrokerUnavailable when a transaction stays open: then it is not known yet what is there."""

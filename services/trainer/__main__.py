@@ -1,6 +1,6 @@
 # pyright: basic
 # Reason: starts torch and Megatron, which are untyped.
-"""`python -m services.trainer --config clawstream.toml --process trainer`, alone or under torchrun."""
+"""`python -m services.trainer --config clawstream.toml --process trainer`, alone or as a rank."""
 
 import argparse
 import fcntl

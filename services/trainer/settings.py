@@ -141,7 +141,7 @@ class TeacherSection(Section):
 
 
 class TrainerSettings(ServiceSettings):
-    """One trainer: a process, or the ranks that torchrun starts."""
+    """One trainer: a process, or the ranks that `launch_ranks` or torchrun start."""
 
     model: ModelDirectory
     """Directory of the base model in Hugging Face's form: version 0."""

@@ -2,7 +2,7 @@
 # Reason: Megatron-Core types its groups as `group, None or -100`; torch does not export its stores.
 """Process groups: tensor parallelism (TP) inside a model copy, data parallelism (DP) across copies.
 
-Under torchrun the ranks come from its environment variables. Without torchrun one process stands for a world
+Ranks come from the environment variables of `launch_ranks` or torchrun. Without them one process stands for a world
 of one, with no port opened, so that a laptop and a cluster run the same code.
 """
 
@@ -50,7 +50,7 @@ class ParallelLayout:
         if tensor_parallel_size < 1 or world_size % tensor_parallel_size:
             raise SettingsError(
                 f"tensor_parallel_size={tensor_parallel_size} does not divide the {world_size} processes; "
-                f"start torchrun with a multiple of {tensor_parallel_size} processes"
+                f"set `ranks` of the process to a multiple of {tensor_parallel_size}"
             )
         if not distributed.is_initialized():
             backend = "nccl" if cpu_platform.has_gpu() else "gloo"

@@ -11,6 +11,8 @@ import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import pytest
+
 from clawstream.broker.installation import cache_directory
 from tests.fixtures.broker import missing
 
@@ -42,11 +44,15 @@ def npm_folder(group: str, options: tuple[str, ...] = ("--ignore-scripts",)) -> 
     return _installed(group, install)
 
 
-def python_environment(group: str) -> Path:
-    """The Python of a virtual environment that holds the packages of `group`: agents pin much that we do not want."""
+def python_environment(group: str, *, newest: tuple[int, int] | None = None) -> Path:
+    """The Python of a virtual environment that holds the packages of `group`: agents pin much that we do not want.
+
+    `newest` is the newest Python that they can be installed for.
+    """
+    maker = python_up_to(group, newest)
 
     def install(folder: Path) -> None:
-        _run([sys.executable, "-m", "venv", str(folder)], folder)
+        _run([maker, "-m", "venv", str(folder)], folder)
         packages = [f"{name}=={version}" for name, version in pinned(group).items()]
         python = str(folder / "bin" / "python")
         uv = subprocess.run([sys.executable, "-m", "uv", "--version"], capture_output=True, check=False)
@@ -59,6 +65,16 @@ def python_environment(group: str) -> Path:
 
     # Scripts in an environment name its folder, so that it cannot be moved into place: it is made where it stays.
     return _installed(group, install, moves=False) / "bin" / "python"
+
+
+def python_up_to(group: str, newest: tuple[int, int] | None) -> str:
+    """Ours, or an older one on the path. Without one `group` is skipped, in CI too: no registry has Pythons."""
+    if newest is None or sys.version_info[:2] <= newest:
+        return sys.executable
+    for minor in range(newest[1], 9, -1):
+        if found := shutil.which(f"python{newest[0]}.{minor}"):
+            return found
+    pytest.skip(f"{group} needs Python {newest[0]}.{newest[1]} or older, and none is on the path")
 
 
 def _installed(group: str, install: Callable[[Path], None], *, moves: bool = True) -> Path:

@@ -1,6 +1,7 @@
 """aider from PyPI, headless: it edits a file and commits, and goes on from its chat history in a second run."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from schemas.events.next_state import NextStateKind
 from tests.clients.agents.agent_gateway import Prompt, StartAgentGateway, run_client
 from tests.clients.agents.errand import main_turns, said_text
 from tests.clients.agents.installation import python_environment
+from tests.fixtures.broker import missing
 
 pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -34,7 +36,9 @@ def policy(prompt: Prompt) -> str:
 
 
 async def test_two_edits_in_two_runs(start_agent_gateway: StartAgentGateway, tmp_path: Path) -> None:
-    python = python_environment("aider")
+    if shutil.which("git") is None:
+        missing("git is not on the path: aider commits what it edits")
+    python = python_environment("aider", newest=(3, 12))
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "greeting.txt").write_text("good evening\n")

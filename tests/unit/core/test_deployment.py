@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from clawstream.bus.memory import MemoryBus
+from clawstream.cli import topics
 from clawstream.deployment import FILE_NAME, claim_namespace
 from clawstream.errors import NamespaceTaken
+from clawstream.topics import TURNS
 from tests.fixtures.conversations import create_topics
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -46,6 +48,23 @@ def test_another_system_is_refused_and_told_both(bus: MemoryBus, tmp_path: Path)
         assert (tmp_path / name / FILE_NAME).exists() is is_known
     assert claim(bus, tmp_path / "b", namespace="other") == second, "where it belongs nothing has changed"
     assert claim(bus, tmp_path / "a") == first
+
+
+def test_a_system_that_is_refused_leaves_the_other_ones_topics_as_they_are(
+    bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim(bus, tmp_path / "a")
+    turns = f"clawstream.{TURNS}"
+    admin = bus.admin()
+    admin.alter_topic_config(turns, {"max.message.bytes": "12345"})
+    config = tmp_path / "clawstream.toml"
+    config.write_text('data_directory = "b"\n')
+    monkeypatch.setattr(topics, "KafkaBus", lambda *_, **__: bus)  # pyright: ignore[reportUnknownLambdaType]
+    with pytest.raises(NamespaceTaken):
+        topics.apply(config, claim=True)
+    assert admin.describe_topics([turns])[turns].config["max.message.bytes"] == "12345"
+    topics.apply(config, join=True)
+    assert admin.describe_topics([turns])[turns].config["max.message.bytes"] != "12345"
 
 
 def test_a_data_directory_that_joins_belongs_to_that_system(bus: MemoryBus, tmp_path: Path) -> None:

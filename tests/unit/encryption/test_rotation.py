@@ -1,25 +1,31 @@
 """Another master key while everything runs: nothing becomes unreadable, nothing that was deleted comes back."""
 
 import os
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Collection
+from queue import SimpleQueue
 
 import pytest
 
 from clawstream import topics
+from clawstream.bus.fold import LogReader
 from clawstream.bus.interface import TopicSpecification
 from clawstream.bus.memory import MemoryBus
 from clawstream.clock import ManualClock
+from clawstream.codec import encode
 from clawstream.encryption import rotation
 from clawstream.encryption.deletion import delete_keys, keys_of_session
 from clawstream.encryption.master_key import MasterKey, MasterKeys
-from clawstream.encryption.rotation import Rotation, read_keys
-from clawstream.encryption.session_keys import SessionKeys
+from clawstream.encryption.rotation import KeysOnLog, Rotation, read_keys
+from clawstream.encryption.session_keys import SessionKeys, key_prefix, wrapped
 from clawstream.errors import SettingsError
 
 NAMESPACE = "test"
 OLD, NEW, FOREIGN = (MasterKey(letter * 32) for letter in (b"o", b"n", b"f"))
 SESSIONS = [f"session-{number}" for number in range(7)]
 Process = Callable[..., SessionKeys]
+READ_SECONDS = 0.2
 
 
 @pytest.fixture
@@ -45,9 +51,10 @@ def process(bus: MemoryBus, clock: ManualClock) -> Process:
     return start
 
 
-def rotate(bus: MemoryBus, *held: MasterKey, to: MasterKey = NEW) -> int:
+def rotate(bus: MemoryBus, *held: MasterKey, leaving: Collection[str] = ()) -> int:
     masters = MasterKeys(lambda: held or (OLD, NEW))
-    return Rotation(bus, NAMESPACE, masters, clock=ManualClock(), random_bytes=os.urandom, settle_seconds=0.0).run(to)
+    rotation = Rotation(bus, NAMESPACE, masters, clock=ManualClock(), random_bytes=os.urandom, settle_seconds=0.0)
+    return rotation.run(NEW, leaving=leaving)
 
 
 @pytest.mark.parametrize("before", [(OLD,), ()])
@@ -90,6 +97,20 @@ def test_a_process_reads_a_key_that_was_added_to_its_file_since(
     clock.advance(1.0)
     assert running.find(key_id) == key
     assert process(NEW).find(running.for_writing("later", "alice")[0]) is not None
+
+
+def test_a_process_that_was_cut_off_makes_no_key_under_a_master_key_that_was_thrown_away(
+    bus: MemoryBus, process: Process, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When its connection was broken a refresh finds nothing, until the client has fetched again."""
+    cut_off = process(OLD, NEW)
+    cut_off.for_writing("session", "alice")
+    rotate(bus)
+    monkeypatch.setattr(LogReader, "poll", lambda *_: [])
+    clock.advance(1.0)
+    key_id, key = cut_off.for_writing("later", "alice")
+    assert read_keys(bus, NAMESPACE).counts() == {NEW.key_id: 2}
+    assert process(NEW).find(key_id) == key
 
 
 class KilledError(Exception):
@@ -142,12 +163,61 @@ def test_what_is_deleted_while_the_keys_are_wrapped_anew_does_not_come_back(
         assert late.find(key_id) == (None if session == SESSIONS[3] else key)
 
 
+def test_of_two_rotations_at_once_both_come_to_their_end(
+    bus: MemoryBus, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would fence the other again and again while it still reads."""
+    made = dict(process(OLD).for_writing(session, "alice") for session in SESSIONS)
+
+    def reads_for_long(*arguments: object) -> KeysOnLog:
+        found = read_keys(*arguments)  # pyright: ignore[reportArgumentType]
+        time.sleep(READ_SECONDS)
+        return found
+
+    monkeypatch.setattr(rotation, "read_keys", reads_for_long)
+    masters = MasterKeys(lambda: (OLD, NEW))
+    ended: SimpleQueue[int] = SimpleQueue()
+
+    def run() -> None:
+        rotating = Rotation(bus, NAMESPACE, masters, clock=ManualClock(), random_bytes=os.urandom, settle_seconds=0.01)
+        ended.put(rotating.run(NEW))
+
+    for _ in range(2):
+        threading.Thread(target=run, daemon=True).start()
+        time.sleep(READ_SECONDS / 2)  # Out of step: the other one is in the middle of its reading.
+    assert sum(ended.get(timeout=30.0) for _ in range(2)) == len(SESSIONS)
+    assert {key_id: process(NEW).find(key_id) for key_id in made} == made
+
+
 def test_without_the_old_key_nothing_is_changed(bus: MemoryBus, process: Process) -> None:
     process(OLD).for_writing("session", "alice")
     before = read_keys(bus, NAMESPACE)
     with pytest.raises(SettingsError, match=OLD.key_id):
         rotate(bus, NEW)
     assert read_keys(bus, NAMESPACE) == before
+
+
+def test_a_master_key_that_is_lost_does_not_keep_others_from_writing_for_ever(bus: MemoryBus, process: Process) -> None:
+    old_id, old = process(OLD).for_writing("session", "alice")
+    # As a gateway with a key of its own did before keys were checked.
+    lost_id = f"{key_prefix('other', 'bob')}1"
+    event = wrapped(lost_id, bytes(32), FOREIGN, nonce=bytes(12), now=ManualClock().now())
+    topic = f"{NAMESPACE}.{topics.SESSION_KEYS}"
+    producer = bus.producer()
+    producer.produce(encode(event, topic=topic, key=lost_id, event_id=lost_id, source="tests"))
+    producer.flush(1.0)
+    with pytest.raises(SettingsError, match=FOREIGN.key_id):
+        process(OLD, NEW).check()
+    with pytest.raises(SettingsError, match=FOREIGN.key_id):
+        rotate(bus)
+    assert rotate(bus, leaving=[FOREIGN.key_id]) == 1
+    assert read_keys(bus, NAMESPACE).counts() == {NEW.key_id: 1, FOREIGN.key_id: 1}
+    late = process(NEW)
+    late.check()
+    assert late.find(old_id) == old
+    late.for_writing("later", "alice")
+    with pytest.raises(SettingsError, match=FOREIGN.key_id):
+        late.find(lost_id)
 
 
 # ---- a wrong master key is noticed before anything is written
