@@ -6,8 +6,8 @@ Real processes: Kafka, one CPU engine, a gateway, a trainer; streaming users all
 
 - a weight update under load: 0 failed requests, and no request held for more than 50 ms;
 - batch closed -> version in service: at most step + export + load + 100 ms. The step is the train-step event's own
-  time, the export what the trainer measures (copy, checkpoint and publication), the load what the same directory takes on
-  the same engine: every byte checked, then loaded. What is left is the log, the gate and everything else.
+  time, the export what the trainer measures (copy, checkpoint and publication), the load what the same directory takes
+  on the same engine: every byte checked, then loaded. What is left is the log, the gate and everything else.
 
 The load is measured after the updates, under the same users; what the updates themselves took (verifying, loading,
 asking for the version) stands beside it as `update`. Where the two differ much, other work disturbed the machine, and
