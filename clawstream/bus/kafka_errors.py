@@ -64,3 +64,9 @@ def translate(error: KafkaError, doing: str) -> BusError:
     if code in _AWAY or error.retriable():
         return BrokerUnavailable(message)
     return BusError(message)
+
+
+def is_invalid_transaction_state(error: BusError) -> bool:
+    """Whether it was translated from the coordinator's word that there is no transaction that could do this."""
+    cause = error.__cause__
+    return isinstance(cause, KafkaException) and kafka_error(cause).code() == KafkaError.INVALID_TXN_STATE

@@ -16,7 +16,7 @@ from clawstream.bus.interface import (
     OutgoingRecord,
     TopicPartition,
 )
-from clawstream.bus.kafka_errors import PURGED, TOO_LARGE, kafka_error, translate
+from clawstream.bus.kafka_errors import PURGED, TOO_LARGE, is_invalid_transaction_state, kafka_error, translate
 from clawstream.bus.kafka_properties import (
     SLOW_END_OF_TRANSACTION_SECONDS,
     TRANSACTION_TIMEOUT_SECONDS,
@@ -266,8 +266,15 @@ class KafkaTransactionalProducer:
             raise
 
     def abort(self) -> None:
+        try:
+            self._end("aborting", self._client.abort_transaction)
+        except FatalBusError as error:
+            # When little was sent, librdkafka may end a transaction of which the broker does not know yet, and takes the
+            # refusal for fatal. It is for this client; the successor's initialisation aborts what may be open.
+            if not is_invalid_transaction_state(error):
+                raise
+            raise TransactionOutcomeUnknown(str(error)) from error
         # What an abort purges is reported as failed deliveries: expected.
-        self._end("aborting", self._client.abort_transaction)
         self._deliveries.take_failure()
 
     def close(self) -> None:

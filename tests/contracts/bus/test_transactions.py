@@ -13,7 +13,7 @@ from clawstream.bus.interface import (
     TransactionalProducer,
 )
 from clawstream.bus.kafka_properties import SLOW_END_OF_TRANSACTION_SECONDS
-from clawstream.errors import Fenced, RecordRejected, TransactionAbortable
+from clawstream.errors import Fenced, RecordRejected, TransactionAbortable, TransactionOutcomeUnknown
 from tests.fixtures.buses import consume_count, consume_until, create_topic, read_all, write
 
 
@@ -68,6 +68,28 @@ def test_aborted_records_are_never_seen_and_a_position_passes_them(bus: Bus, top
     assert reader.watermarks(partition) == (0, 4), "two records and two markers"
     producer.close()
     reader.close()
+
+
+def test_what_was_hardly_begun_can_be_aborted(bus: Bus, wide_topic: str, namespace: str) -> None:
+    """Its partitions may be on their way to a broker that still ends the transaction before it."""
+    name = f"{namespace}.t"
+    producer = bus.transactional_producer(name)
+    for number in range(100):
+        producer.begin()
+        for partition in range(12):
+            producer.produce(OutgoingRecord(wide_topic, b"k", b"committed", partition=partition))
+        producer.commit()
+        producer.begin()
+        for partition in range(5):
+            producer.produce(OutgoingRecord(wide_topic, b"k", b"aborted", partition=partition))
+        time.sleep(number % 10 / 1000)  # Each time a little later: one of them is the wrong moment.
+        try:
+            producer.abort()
+        except TransactionOutcomeUnknown:
+            producer.close()
+            producer = bus.transactional_producer(name)
+    assert [record.value for record in read_all(bus, wide_topic)] == [b"committed"] * 100 * 12
+    producer.close()
 
 
 def test_an_open_transaction_hides_what_others_write_after_it(bus: Bus, topic: str, namespace: str) -> None:
