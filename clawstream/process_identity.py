@@ -4,10 +4,10 @@ A pid alone is not an identity: the kernel hands it out again. A pid file theref
 time, and a process that does not match it is never signalled.
 """
 
+import random
 import signal
 import socket
 import time
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,6 +19,11 @@ from clawstream.errors import SupervisorError
 _CREATION_TOLERANCE_SECONDS = 1.0
 """psutil derives the creation time from the boot time, which moves a little when the clock is set."""
 _POLL_SECONDS = 0.02
+_GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""Linux: first and last port that it gives to who asks for any."""
+_FIRST_PORT = 10_000
+"""Below it well-known services are more likely."""
+_MAX_DRAWS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +101,41 @@ def read_pid_file(file: Path) -> ProcessIdentity | None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port of `host` that nobody listens on now. Another process may take it before its user does."""
+    """A port of `host` that nobody listens on now. Another server may take it before its user does."""
     return free_ports(1, host)[0]
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports of `host`, all different, that nobody listens on now."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) for _ in range(count)]
-        for probe in probes:
-            probe.bind((host, 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+    """Ports of `host`, all different, that nobody listens on now.
+
+    None that the system gives to whoever connects to somewhere: such a one is taken again within seconds on a busy
+    machine. Where the system doesn't say which those are, any that it has to give.
+    """
+    choice, ports = random.SystemRandom(), list[int]()
+    kept = _ports_never_given()
+    for _ in range(_MAX_DRAWS):
+        if len(ports) == count:
+            break
+        port = choice.choice(kept) if kept else _given_port(host)
+        if port not in ports and is_port_free(port, host):
+            ports.append(port)
+    if len(ports) < count:
+        raise SupervisorError(f"{host}: only {len(ports)} of {count} ports were free in {_MAX_DRAWS} tries")
+    return ports
+
+
+def _ports_never_given() -> range:
+    try:
+        first = int(_GIVEN_PORTS.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return range(0)
+    return range(_FIRST_PORT, first)
+
+
+def _given_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
 
 
 def is_port_free(port: int, host: str = "127.0.0.1") -> bool:

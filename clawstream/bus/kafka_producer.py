@@ -269,8 +269,8 @@ class KafkaTransactionalProducer:
         try:
             self._end("aborting", self._client.abort_transaction)
         except FatalBusError as error:
-            # When little was sent, librdkafka may end a transaction of which the broker does not know yet, and takes the
-            # refusal for fatal. It is for this client; the successor's initialisation aborts what may be open.
+            # When little was sent, librdkafka may end a transaction of which the broker does not know yet, and takes
+            # the refusal for fatal. It is for this client; the successor's initialisation aborts what may be open.
             if not is_invalid_transaction_state(error):
                 raise
             raise TransactionOutcomeUnknown(str(error)) from error

@@ -102,7 +102,7 @@ def test_a_judge_lacks_its_key_its_address_and_its_prompt(tmp_path: Path) -> Non
 
 
 def test_folders_that_hold_no_model_that_fits(tmp_path: Path, model: Path) -> None:
-    engine = f'[engine]\nmodel_path = "{model}"'
+    engine = f'[engine]\nmodel_path = "{model}"\nport = {free_port()}'
     assert problems(tmp_path, engine, "engine") == []
     (model / "config.json").write_text(json.dumps(CONFIG | {"model_type": "gpt2"}))
     (problem,) = problems(tmp_path, engine, "engine")

@@ -1,4 +1,4 @@
-"""Pid files: a reused pid is never taken for ours."""
+"""Pid files: a reused pid is never taken for ours. Ports: a free one stays free."""
 
 import os
 import signal
@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from clawstream import process_identity
 from clawstream.errors import SupervisorError
-from clawstream.process_identity import ProcessIdentity, read_pid_file, write_pid_file
+from clawstream.process_identity import ProcessIdentity, free_ports, is_port_free, read_pid_file, write_pid_file
 
 
 def test_a_process_with_the_same_pid_but_another_birth_is_not_ours(tmp_path: Path) -> None:
@@ -48,3 +49,23 @@ def test_a_foreign_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "pid").write_text("hello")
     with pytest.raises(SupervisorError, match="not a pid file of ours"):
         read_pid_file(tmp_path / "pid")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which ports it gives to connections")
+def test_free_ports_are_none_that_a_connection_is_given() -> None:
+    """Else one that connects to somewhere takes it before the server that it was found for."""
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    ports = free_ports(50)
+    assert len(set(ports)) == 50
+    assert not [port for port in ports if first <= port <= last]
+    assert all(is_port_free(port) for port in ports)
+
+
+def test_where_the_system_says_nothing_any_port_will_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(process_identity, "_GIVEN_PORTS", tmp_path / "nothing")
+    assert len(set(free_ports(5))) == 5
+
+
+def test_a_host_that_is_not_ours_has_no_free_ports() -> None:
+    with pytest.raises(SupervisorError, match=r"203\.0\.113\.1: only 0 of 1"):
+        free_ports(1, "203.0.113.1")
