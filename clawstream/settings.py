@@ -21,7 +21,8 @@ Relative paths are relative to the folder of the TOML file.
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar, cast, get_args
 
@@ -37,7 +38,12 @@ _ENVIRONMENT_PREFIX = "CLAWSTREAM_"
 
 def _relative_to_file(path: Path, info: ValidationInfo) -> Path:
     base = cast("Mapping[str, Path]", info.context or {}).get("base_directory")
-    return path if path.is_absolute() or base is None else base / path
+    if path.is_absolute() or base is None:
+        return path
+    parts = path.parts
+    while parts and parts[0] == "..":  # the base holds no symbolic link, so its parent is what `..` means
+        base, parts = base.parent, parts[1:]
+    return base.joinpath(*parts)
 
 
 ConfigPath = Annotated[Path, AfterValidator(_relative_to_file)]
@@ -206,15 +212,39 @@ def load_settings(
     try:
         return model.model_validate(values, context={"base_directory": base_directory})
     except ValidationError as error:
-        problems = [_problem(section, shared, each) for each in error.errors(include_url=False)]
+        problems = [_problem(model, section, shared, each) for each in error.errors(include_url=False)]
         raise WrongValues(file, problems) from error
 
 
-def _problem(section: str, shared: Set[str], error: ErrorDetails) -> str:
+def _problem(model: type[Section], section: str, shared: Set[str], error: ErrorDetails) -> str:
     """A value that all sections share is named as it stands in the file: at the top."""
     place = ".".join(str(part) for part in error["loc"])
     is_shared = bool(error["loc"]) and error["loc"][0] in shared
-    return f"{place if is_shared else f'{section}.{place}'.rstrip('.')}: {error['msg'].removeprefix('Value error, ')}"
+    told = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        told = unknown_key(str(error["loc"][-1]), _fields_beside(model, error["loc"]))
+    return f"{place if is_shared else f'{section}.{place}'.rstrip('.')}: {told}"
+
+
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """What is wrong with a key that has no field, and which of the known ones may be meant."""
+    near = get_close_matches(key, sorted(known), n=1)
+    return "nothing reads it" + (f"; is {near[0]} meant?" if near else "")
+
+
+def _fields_beside(model: type[Section], place: Sequence[int | str]) -> Set[str]:
+    """Fields of the section in which the last part of the place stands; none where several sections are possible."""
+    for part in place[:-1]:
+        if isinstance(part, int):
+            continue
+        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        sections = [
+            each for each in (annotation, *get_args(annotation)) if isinstance(each, type) and issubclass(each, Section)
+        ]
+        if len(sections) != 1:
+            return frozenset()
+        model = sections[0]
+    return model.model_fields.keys()
 
 
 def read_settings_file(file: Path) -> dict[str, Any]:

@@ -174,4 +174,5 @@ def _group_offsets(admin: Any, group: str) -> Any:
 
 
 def _unavailable(servers: str, error: KafkaError) -> BrokerUnavailable:
-    return BrokerUnavailable(f"{servers}: {type(error).__name__}: {error}")
+    told = str(error).removeprefix(f"{type(error).__name__}: ")
+    return BrokerUnavailable(f"{servers}: {told}; is a broker there, and is kafka.bootstrap_servers right?")

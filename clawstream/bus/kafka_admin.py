@@ -42,6 +42,7 @@ class KafkaAdmin:
     def __init__(self, properties: Properties) -> None:
         # Errors reach the caller; librdkafka would print each failed attempt to connect as well.
         self._client = AdminClient({**properties, "log_level": 2})
+        self._servers = properties.get("bootstrap.servers", "")
 
     def create_topics(self, topics: Sequence[TopicSpecification]) -> None:
         if not topics:
@@ -78,7 +79,9 @@ class KafkaAdmin:
         return True
 
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicDescription]:
-        metadata = self._call("listing topics", lambda: self._client.list_topics(timeout=_METADATA_SECONDS))
+        metadata = self._call(
+            f"listing topics of {self._servers}", lambda: self._client.list_topics(timeout=_METADATA_SECONDS)
+        )
         existing = [name for name in names if name in metadata.topics and metadata.topics[name].error is None]
         if not existing:
             return {}
@@ -108,7 +111,9 @@ class KafkaAdmin:
         self._wait(lambda: config.items() <= self.describe_topics([name])[name].config.items())
 
     def partitions(self, topic: str) -> list[TopicPartition]:
-        metadata = self._call("listing topics", lambda: self._client.list_topics(timeout=_METADATA_SECONDS))
+        metadata = self._call(
+            f"listing topics of {self._servers}", lambda: self._client.list_topics(timeout=_METADATA_SECONDS)
+        )
         found = metadata.topics.get(topic)
         if found is None or found.error is not None:
             raise BusError(f"topic {topic} does not exist; run `clawstream topics apply`")

@@ -28,7 +28,7 @@ def export(
     to: Annotated[Path, typer.Option(help="A folder that is empty or does not exist.")],
     topic: Annotated[
         list[str] | None,
-        typer.Option(help="Such as turns.v1; may be repeated [default: all but session-keys.v1 and deployment.v1]."),
+        typer.Option(help="Such as turns.v1; may be repeated (default: all but session-keys.v1 and deployment.v1)."),
     ] = None,
     config: ConfigOption = None,
     file_megabytes: Annotated[int, typer.Option(help="Content of one file, before compression.", min=1)] = 256,
@@ -62,10 +62,10 @@ def export(
 
 def restore(
     directory: Annotated[Path, typer.Argument(help="A folder that `clawstream export` made.")],
-    topic: Annotated[list[str] | None, typer.Option(help="Such as turns.v1; may be repeated [default: all].")] = None,
+    topic: Annotated[list[str] | None, typer.Option(help="Such as turns.v1; may be repeated (default: all).")] = None,
     config: ConfigOption = None,
     offsets: Annotated[
-        Path | None, typer.Option(help="Where to write down new offsets [default: offsets-NAMESPACE beside it].")
+        Path | None, typer.Option(help="Where to write down new offsets (default: offsets-NAMESPACE beside it).")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a restore that was interrupted.")] = False,
     new_timestamps: Annotated[

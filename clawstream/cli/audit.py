@@ -33,7 +33,7 @@ def audit_command(
     ] = False,
     examples: Annotated[int, typer.Option(help="Violations to keep of each check.", min=1)] = 10,
     directory: Annotated[
-        Path | None, typer.Option(help="Where the scratch file goes: about 300 bytes a record [default: /tmp].")
+        Path | None, typer.Option(help="Where the scratch file goes: about 300 bytes a record (default: /tmp).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:

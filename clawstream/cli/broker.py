@@ -17,10 +17,10 @@ app = typer.Typer(help="Apache Kafka on this machine, without Docker.", no_args_
 
 DirectoryOption = Annotated[
     Path | None,
-    typer.Option("--data-directory", "-d", help="Where it keeps everything [default: kafka in data_directory]."),
+    typer.Option("--data-directory", "-d", help="Where it keeps everything (default: kafka in data_directory)."),
 ]
 PortOption = Annotated[
-    int | None, typer.Option("--port", "-p", min=1, max=65535, help="Port [default: kafka.bootstrap_servers].")
+    int | None, typer.Option("--port", "-p", min=1, max=65535, help="Port (default: kafka.bootstrap_servers).")
 ]
 
 

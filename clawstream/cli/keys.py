@@ -27,8 +27,12 @@ def status(config: ConfigOption = None) -> None:
     """Which master key counts, and how many sessions' keys each one wraps: one that wraps none may be thrown away."""
     kafka, masters = _loaded(config)
     on_log = read_keys(_bus(kafka), kafka.namespace)
-    table = Table("master key", "wraps", "counts", "in our file", box=None)
     counts = {**({on_log.named: 0} if on_log.named else {}), **on_log.counts()}
+    if not counts:
+        state = "on" if kafka.encryption.sessions else "off"
+        output.print(f"no key is on the log yet: kafka.encryption.sessions is {state}")
+        return
+    table = Table("master key", "wraps", "counts", "in our file", box=None)
     for key_id, count in counts.items():
         ours = "" if not key_id else "yes" if masters.get(key_id) is not None else "no"
         table.add_row(
@@ -40,7 +44,7 @@ def status(config: ConfigOption = None) -> None:
 @app.command()
 def rotate(
     config: ConfigOption = None,
-    to: Annotated[str | None, typer.Option("--to", help="Its id [default: the last one of the file].")] = None,
+    to: Annotated[str | None, typer.Option("--to", help="Its id (default: the last one of the file).")] = None,
     leave: Annotated[
         list[str] | None,
         typer.Option(help="Id of a master key that is lost: what it wraps stays as it is. May be repeated."),

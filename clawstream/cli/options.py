@@ -7,5 +7,5 @@ import typer
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", "-c", envvar="CLAWSTREAM_CONFIG", help="The TOML file [default: clawstream.toml]."),
+    typer.Option("--config", "-c", envvar="CLAWSTREAM_CONFIG", help="The TOML file (default: clawstream.toml)."),
 ]

@@ -21,12 +21,13 @@ def trace(
         str,
         typer.Argument(
             metavar="ID",
-            help="Of a turn, sample, step, next state or score; a version as 7 or POLICY/7, a step as LINEAGE/step/3.",
+            help="Of an answer, turn, sample, step, next state or score; a version as 7 or POLICY/7, "
+            "a step as LINEAGE/step/3.",
         ),
     ],
     config: ConfigOption = None,
     policy: Annotated[
-        str | None, typer.Option(help="Whose version a bare number is [default: the TOML file's].")
+        str | None, typer.Option(help="Whose version a bare number is (default: the TOML file's).")
     ] = None,
     limit: Annotated[int, typer.Option(help="Name so many turns that a version served; all are counted.", min=0)] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,

@@ -27,6 +27,9 @@ def list_versions(config: ConfigOption = None) -> None:
     engines: dict[int | None, list[str]] = defaultdict(list)
     for beat in read_heartbeats(bus, namespace, policy):
         engines[beat.weight_version].append(beat.engine if beat.expires_at > now else f"({beat.engine}, expired)")
+    if not found.versions:
+        output.print(f"no version of policy {policy!r} is on the log ({namespace}.*); the TOML file names the policy")
+        return
     table = Table("version", "based on", "published", "should be served", "engines", "files", box=None)
     for number, event in found.versions.items():
         table.add_row(

@@ -89,6 +89,8 @@ def _skips(snapshot: Snapshot, stage: str) -> str:
 
 def _batch(snapshot: Snapshot, lag: StageLag) -> str:
     have, need = snapshot.total("clawstream_batch_have"), snapshot.total("clawstream_batch_need")
+    if have is not None and need and have >= need:
+        return f"the batch is full ({have:.0f} of {need:.0f} effective samples), and its step is being trained"
     if have is not None and need:
         return f"{have:.0f} of {need:.0f} effective samples of the next batch are there"
     return f"the trainer's metrics cannot be read; it has {_lag_text(lag)} before it"

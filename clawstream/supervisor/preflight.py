@@ -6,7 +6,6 @@ themselves are started by name: the core imports none.
 """
 
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, cast
@@ -17,7 +16,7 @@ from clawstream.errors import SettingsError, WrongValues
 from clawstream.import_path import import_callable
 from clawstream.memory_need import MemoryNeed
 from clawstream.process_identity import describe_port_owner, is_port_free
-from clawstream.settings import ProcessSettings, ServiceSettings, load_settings, read_settings_file
+from clawstream.settings import ProcessSettings, ServiceSettings, load_settings, read_settings_file, unknown_key
 from clawstream.supervisor.report import read_report, running_supervisor
 from clawstream.supervisor.settings import Service, SystemSettings, load_system_settings
 
@@ -119,8 +118,7 @@ class Preflight:
         known = {*SystemSettings.model_fields, *ServiceSettings.model_fields, *(service.value for service in Service)}
         known |= {field for model in self._models.values() for field in model.model_fields}
         for key in sorted(self._document.keys() - known):
-            near = get_close_matches(key, sorted(known), n=1)
-            yield f"{key}: nothing reads it" + (f"; is {near[0]} meant?" if near else "")
+            yield f"{key}: {unknown_key(key, known)}"
 
     def _port_problems(self, system: SystemSettings) -> Iterator[str]:
         """Ports that two processes want, or that are taken. While our supervisor or what it left runs they are ours."""

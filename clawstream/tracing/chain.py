@@ -33,6 +33,10 @@ class Target:
     """Policy and number."""
 
 
+_ANSWER_ID = re.compile(r"(?:chatcmpl-|resp_|msg_)([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
+"""How the gateway's APIs call an answer: a prefix and the id of its turn."""
+
+
 def resolve(identity: str, history: TrainingHistory, policy: str) -> Target | None:
     """What `identity` is, as far as steps and versions tell; None when only the other topics can.
 
@@ -60,8 +64,12 @@ def trace(
 ) -> dict[str, Any]:
     """The chain of `identity` as plain data. At most `limit` turns that a version served are named; all are counted.
 
+    The id that a client got with an answer names its turn.
+
     Raises LineageError when nothing on the log has this id, and BusError.
     """
+    answer = _ANSWER_ID.fullmatch(identity)
+    identity = answer[1] if answer is not None else identity
     history = read_training_history(bus, namespace, progress("train-steps"))
     target = resolve(identity, history, policy)
     scan = LogScan(bus, namespace, progress)

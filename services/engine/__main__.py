@@ -26,7 +26,7 @@ DRAIN_SECONDS = 5
 def main(
     config: Annotated[Path | None, typer.Option(help="The TOML file.")] = None,
     section: Annotated[str, typer.Option(help="Its section for this engine.")] = "engine",
-    process: Annotated[str | None, typer.Option(help="Its entry in [[processes]].")] = None,
+    process: Annotated[str | None, typer.Option(help="Its name among the file's processes.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of this process.")] = None,
     model_path: Annotated[Path | None, typer.Option(help="A Hugging Face directory.")] = None,
     served_model_name: Annotated[str | None, typer.Option(help="Id in /v1/models.")] = None,

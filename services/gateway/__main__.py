@@ -19,7 +19,7 @@ from services.gateway.settings import GatewaySettings
 
 def main(
     config: Annotated[Path | None, typer.Option(help="The TOML file.")] = None,
-    process: Annotated[str | None, typer.Option(help="Its entry in [[processes]].")] = None,
+    process: Annotated[str | None, typer.Option(help="Its name among the file's processes.")] = None,
 ) -> None:
     """Serve a policy over OpenAI's API and write down every turn."""
     try:

@@ -34,7 +34,7 @@ from services.judge.wiring import backend_factory, model_caller
 
 def main(
     config: Annotated[Path | None, typer.Option(help="The TOML file.")] = None,
-    process: Annotated[str | None, typer.Option(help="Its entry in [[processes]].")] = None,
+    process: Annotated[str | None, typer.Option(help="Its name among the file's processes.")] = None,
 ) -> None:
     """Judge what follows answers."""
     try:

@@ -32,7 +32,7 @@ from services.teacher.start import start_signals
 
 def main(
     config: Annotated[Path | None, typer.Option(help="The TOML file.")] = None,
-    process: Annotated[str | None, typer.Option(help="Its entry in [[processes]].")] = None,
+    process: Annotated[str | None, typer.Option(help="Its name among the file's processes.")] = None,
 ) -> None:
     """Turn scores into samples."""
     try:

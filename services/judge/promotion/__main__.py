@@ -107,7 +107,7 @@ def promote(
 @app.command()
 def rollback(
     config: ConfigOption = None,
-    to: Annotated[int | None, typer.Option(help="An epoch of `list` [default: the newest with another spec].")] = None,
+    to: Annotated[int | None, typer.Option(help="An epoch of `list` (default: the newest with another spec).")] = None,
     reason: ReasonOption = "",
     as_json: JsonOption = False,
 ) -> None:

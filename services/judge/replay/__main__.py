@@ -60,7 +60,7 @@ def run(
         list[str] | None, typer.Option("--set", "-s", help="FIELD=VALUE over the file, or over the spec that counts.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Of this replay [default: the spec's hash]. Known: continued.")
+        str | None, typer.Option(help="Of this replay (default: the spec's hash). Known: continued.")
     ] = None,
     since: Annotated[str | None, typer.Option(help="Inputs of then or later: 2h, 7d ago, or ISO 8601.")] = None,
     until: Annotated[str | None, typer.Option(help="Inputs before: 2h, 7d ago, or ISO 8601.")] = None,

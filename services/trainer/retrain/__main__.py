@@ -40,8 +40,8 @@ app = typer.Typer(name="clawstream retrain", add_completion=False, pretty_except
 def run(
     directory: Annotated[Path, typer.Option("--directory", "-d", help="Where the new lineage goes; must not exist.")],
     config: ConfigOption = None,
-    process: Annotated[str | None, typer.Option(help="The trainer's entry in [[processes]].")] = None,
-    lineage: Annotated[str | None, typer.Option(help="Whose batches [default: the only one].")] = None,
+    process: Annotated[str | None, typer.Option(help="The trainer's name among the file's processes.")] = None,
+    lineage: Annotated[str | None, typer.Option(help="Whose batches (default: the only one).")] = None,
     steps: Annotated[str, typer.Option(help="Which of its steps: 3-7, 3- or 5.")] = "1-",
     start: Annotated[
         str, typer.Option(help="base, a version's number, or the folder of weights or of a checkpoint.")

@@ -81,3 +81,19 @@ def test_every_setting_of_the_core_has_a_docstring() -> None:
                 if is_field and not has_text:
                     found.append(f"{file.relative_to(ROOT)}:{statement.lineno} {node.name}")
     assert found == []
+
+
+def test_help_is_shown_as_it_stands() -> None:
+    """Typer's help reads `[word ...]` as markup and shows nothing of it."""
+    lost = re.compile(r"\[[a-z#/@][^\[\]]*\]")
+    found: list[str] = []
+    for file in source_files("clawstream", "services"):
+        text = file.read_text(encoding="utf-8")
+        if "typer" not in text:
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if not isinstance(node, ast.keyword) or node.arg != "help":
+                continue
+            if isinstance(node.value, ast.Constant) and lost.search(str(node.value.value)):
+                found.append(f"{file.relative_to(ROOT)}:{node.value.lineno}: {node.value.value}")
+    assert found == []

@@ -121,3 +121,13 @@ def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, text: str, message:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"absent\.toml: no such file"):
         load(tmp_path / "absent.toml")
+
+
+def test_paths_that_lead_upwards_are_told_without_detour(tmp_path: Path) -> None:
+    folder = tmp_path / "real/examples"
+    folder.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(folder)
+    write(folder, '[example]\nartefacts = "../models"\n')
+    expected = (tmp_path / "real").resolve() / "models"
+    assert load(folder / "clawstream.toml").artefacts == expected
+    assert load(tmp_path / "link/clawstream.toml").artefacts == expected

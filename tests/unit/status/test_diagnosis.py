@@ -185,3 +185,16 @@ def test_what_guards_did_is_told_while_learning() -> None:
 )
 def test_an_action_in_words(action: GuardAction, words: str) -> None:
     assert told(action) == words
+
+
+@pytest.mark.parametrize(
+    ("have", "told_of_batch"), [(2, "2 of 16 effective samples of the next batch"), (18, "its step is being trained")]
+)
+def test_before_the_first_step_the_batch_fills_or_is_trained(have: float, told_of_batch: str) -> None:
+    metrics = [
+        MetricSample(process="trainer", name=f"clawstream_batch_{name}", labels={}, value=value)
+        for name, value in (("have", have), ("need", 16.0))
+    ]
+    found = diagnose(snapshot(log(steps=[], steps_read=0), process("trainer"), metrics=metrics))
+    assert not found.is_learning
+    assert told_of_batch in found.headline

@@ -69,6 +69,7 @@ def test_mistakes_of_all_sections_are_named_at_once(tmp_path: Path) -> None:
         model = { api_key_environment = "NO_SUCH_KEY" }
         [trainer]
         batch_size = 0
+        learning_rate = { peek = 1.0 }
         [teachr]
         mode = "opd"
         """,
@@ -79,11 +80,13 @@ def test_mistakes_of_all_sections_are_named_at_once(tmp_path: Path) -> None:
         "kafka.namespace",
         "engine.model_path",
         *("gateway.port", "gateway.model_path", "gateway.engines", "gateway.no_such_setting"),
-        *("trainer.model", "trainer.batch_size"),
+        *("trainer.model", "trainer.batch_size", "trainer.learning_rate.peek"),
         *("polcy", "teachr"),
     ]
     assert "(engine-a, engine-b)" in found[1]
     assert "is teacher meant?" in found[-1]
+    assert "trainer.learning_rate.peek: nothing reads it; is peak meant? (trainer)" in found
+    assert "gateway.no_such_setting: nothing reads it (gateway)" in found
 
 
 def test_a_judge_lacks_its_key_its_address_and_its_prompt(tmp_path: Path) -> None:
@@ -102,7 +105,7 @@ def test_a_judge_lacks_its_key_its_address_and_its_prompt(tmp_path: Path) -> Non
 
 
 def test_folders_that_hold_no_model_that_fits(tmp_path: Path, model: Path) -> None:
-    engine = f'[engine]\nmodel_path = "{model}"\nport = {free_port()}'
+    engine = f'[engine]\nport = {free_port()}\nmodel_path = "{model}"'
     assert problems(tmp_path, engine, "engine") == []
     (model / "config.json").write_text(json.dumps(CONFIG | {"model_type": "gpt2"}))
     (problem,) = problems(tmp_path, engine, "engine")

@@ -24,6 +24,7 @@ from schemas.events.sample import SampleRevision
 from schemas.events.train_step import DroppedSample, DropReason, TrainedSample
 from tests.fixtures.judged_log import JudgedLog, turn_event
 
+ANSWER_ID = "3fe53288-c8d8-48e0-8175-8dfe4d6b0e56"
 NOW = datetime(2026, 3, 1, 9, 15, tzinfo=UTC)
 REVISION = SampleRevision(promotion_epoch=0, explicit=False, next_state_offset=0)
 
@@ -133,6 +134,8 @@ def test_a_turn_is_told_though_compaction_took_its_sample(log: JudgedLog) -> Non
     assert "trained in step 3 of first (made version 2)" in capture.get()
     with pytest.raises(LineageError, match="no version 8"):
         trace(log.bus, "test", "8", policy="default", limit=5, progress=lambda _: no_progress)
+    with pytest.raises(LineageError, match=f"^'{ANSWER_ID}': no turn"):
+        trace(log.bus, "test", f"chatcmpl-{ANSWER_ID}", policy="default", limit=5, progress=lambda _: no_progress)
     with pytest.raises(LineageError, match="nobody"):
         trace(log.bus, "test", "nobody", policy="default", limit=5, progress=lambda _: no_progress)
 
