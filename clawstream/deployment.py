@@ -9,9 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from clawstream.bus.fold import latest_by_key
 from clawstream.bus.interface import Bus
-from clawstream.bus.ranges import read_once, topic_ranges
+from clawstream.bus.ranges import latest_of_topic
 from clawstream.codec import decode_as, encode
 from clawstream.durable_files import replace_file
 from clawstream.errors import NamespaceTaken
@@ -76,7 +75,7 @@ def claim_namespace(
 
 
 def _owner(bus: Bus, namespace: str) -> DeploymentEvent | None:
-    latest = latest_by_key(read_once(bus, topic_ranges(bus, [full_name(namespace, DEPLOYMENT)])))
+    latest = latest_of_topic(bus, full_name(namespace, DEPLOYMENT))
     record = latest.get(_KEY.encode())
     return None if record is None else decode_as(record, DeploymentEvent)
 

@@ -1,7 +1,6 @@
 """Runs one worker as a process: operations port, signals, an exit code that tells a supervisor what to do."""
 
 import asyncio
-import gc
 import signal
 import threading
 from collections.abc import AsyncGenerator
@@ -21,16 +20,6 @@ from clawstream.worker.settings import WorkerSettings
 from clawstream.worker.worker import EosWorker
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-def settle() -> None:
-    """Says that the process has made what it lives with: modules, models, clients. Called once, before the first input.
-
-    Python's collector need not look at any of it again. Else each full collection, which a stream of events causes
-    every few thousand inputs, walks through all of it: a tenth of a worker's time.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 @asynccontextmanager

@@ -79,9 +79,7 @@ class KafkaAdmin:
         return True
 
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicDescription]:
-        metadata = self._call(
-            f"listing topics of {self._servers}", lambda: self._client.list_topics(timeout=_METADATA_SECONDS)
-        )
+        metadata = self._metadata()
         existing = [name for name in names if name in metadata.topics and metadata.topics[name].error is None]
         if not existing:
             return {}
@@ -111,9 +109,7 @@ class KafkaAdmin:
         self._wait(lambda: config.items() <= self.describe_topics([name])[name].config.items())
 
     def partitions(self, topic: str) -> list[TopicPartition]:
-        metadata = self._call(
-            f"listing topics of {self._servers}", lambda: self._client.list_topics(timeout=_METADATA_SECONDS)
-        )
+        metadata = self._metadata()
         found = metadata.topics.get(topic)
         if found is None or found.error is not None:
             raise BusError(f"topic {topic} does not exist; run `clawstream topics apply`")
@@ -178,6 +174,11 @@ class KafkaAdmin:
             if time.monotonic() >= deadline:
                 raise BrokerUnavailable(f"a change of topics is not visible after {_VISIBLE_SECONDS:.0f} seconds")
             time.sleep(_PROPAGATION_SECONDS)
+
+    def _metadata(self) -> Any:
+        return self._call(
+            f"listing topics of {self._servers}", lambda: self._client.list_topics(timeout=_METADATA_SECONDS)
+        )
 
     def _call(self, doing: str, call: Callable[[], Result]) -> Result:
         try:

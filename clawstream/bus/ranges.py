@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
+from clawstream.bus.fold import latest_by_key
 from clawstream.bus.interface import Bus, Consumer, Record, TopicPartition
 from clawstream.errors import BrokerUnavailable
 
@@ -125,3 +126,11 @@ def end_of_records(reader: Consumer, partition: TopicPartition, bounds: OffsetRa
             return start
         step *= 8
     return start
+
+
+def latest_of_topic(bus: Bus, topic: str) -> dict[bytes, Record]:
+    """The newest record of every key that a compacted topic holds now, without those whose newest is a tombstone.
+
+    Raises as `read_once`.
+    """
+    return latest_by_key(read_once(bus, topic_ranges(bus, [topic])))

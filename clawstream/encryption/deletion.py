@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable
 
-from clawstream.bus.fold import latest_by_key
 from clawstream.bus.interface import Bus, OutgoingRecord
-from clawstream.bus.ranges import read_once, topic_ranges
+from clawstream.bus.ranges import latest_of_topic
 from clawstream.encryption.session_keys import key_prefix, session_prefix
 from clawstream.topics import SESSION_KEYS, full_name
 
@@ -24,7 +23,7 @@ def keys_of_principal(bus: Bus, namespace: str, principal: str, session_ids: Ite
 
 
 def _live_keys(bus: Bus, namespace: str) -> Iterable[bytes]:
-    return latest_by_key(read_once(bus, topic_ranges(bus, [full_name(namespace, SESSION_KEYS)])))
+    return latest_of_topic(bus, full_name(namespace, SESSION_KEYS))
 
 
 def delete_keys(bus: Bus, namespace: str, key_ids: Iterable[bytes], source: str) -> None:

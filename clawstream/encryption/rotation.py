@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from clawstream.bus.fold import latest_by_key
 from clawstream.bus.interface import Bus, OutgoingRecord, TransactionalProducer
-from clawstream.bus.ranges import read_once, topic_ranges
+from clawstream.bus.ranges import latest_of_topic
 from clawstream.clock import Clock
 from clawstream.codec import decode_as, encode
 from clawstream.encryption.deletion import keys_transactional_id
@@ -50,7 +49,7 @@ class KeysOnLog:
 
 def read_keys(bus: Bus, namespace: str) -> KeysOnLog:
     """All that is there now. Raises BusError and DecodeError."""
-    records = latest_by_key(read_once(bus, topic_ranges(bus, [full_name(namespace, SESSION_KEYS)])))
+    records = latest_of_topic(bus, full_name(namespace, SESSION_KEYS))
     named = records.pop(MASTER_KEY_RECORD.encode(), None)
     return KeysOnLog(
         named=None if named is None else decode_as(named, MasterKeyEvent).master_key_id,

@@ -9,11 +9,11 @@ import base64
 import binascii
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 
 from clawstream.bus.fold import LogReader
-from clawstream.bus.interface import Admin, Bus, OutgoingRecord, Producer, Record
+from clawstream.bus.interface import Admin, Bus, OutgoingRecord, Producer, Record, TopicPartition
 from clawstream.clock import Clock
 from clawstream.codec import decode_as, encode
 from clawstream.encryption.envelope import KEY_BYTES, NONCE_BYTES
@@ -167,10 +167,7 @@ class SessionKeys:
         now = self._clock.monotonic_seconds()
         if now - self._caught_up_at < _CATCH_UP_SECONDS:
             return
-        ends = reader.ends()
-        give_up_at = now + _WRITE_SECONDS
-        reader.read_to(ends, self._apply, stopped=lambda: self._clock.monotonic_seconds() >= give_up_at)
-        if not reader.has_reached(ends):
+        if not self._reaches(reader, reader.ends(), within_seconds=_WRITE_SECONDS):
             raise BrokerUnavailable(f"{self._topic}: its end could not be read within {_WRITE_SECONDS:.0f} seconds")
         self._caught_up_at = now
 
@@ -179,10 +176,14 @@ class SessionKeys:
         if self._admin is None:
             self._admin = self._bus.admin()
         ends = self._admin.high_watermarks(self._topic)
-        give_up_at = self._clock.monotonic_seconds() + _OPEN_TRANSACTION_SECONDS
-        reader.read_to(ends, self._apply, stopped=lambda: self._clock.monotonic_seconds() >= give_up_at)
-        if not reader.has_reached(ends):
+        if not self._reaches(reader, ends, within_seconds=_OPEN_TRANSACTION_SECONDS):
             raise BrokerUnavailable(f"{self._topic}: a transaction is open, and hides what was written since")
+
+    def _reaches(self, reader: LogReader, ends: Mapping[TopicPartition, int], *, within_seconds: float) -> bool:
+        """Takes in what stands before these ends. Whether all of it came in time."""
+        give_up_at = self._clock.monotonic_seconds() + within_seconds
+        reader.read_to(ends, self._apply, stopped=lambda: self._clock.monotonic_seconds() >= give_up_at)
+        return reader.has_reached(ends)
 
     def _apply(self, record: Record) -> None:
         if record.key is None:

@@ -1,7 +1,6 @@
 """A gateway process: everything put together, started, and ended in order."""
 
 import asyncio
-import gc
 import os
 import signal
 import socket
@@ -26,6 +25,7 @@ from clawstream.metrics import Metrics
 from clawstream.operations_server import OperationsServer
 from clawstream.rendering.renderer import load_renderer
 from clawstream.settings import EXIT_CODE_WRONG_SETTINGS
+from clawstream.settling import settle
 from services.gateway.app import RequestLimits, create_app
 from services.gateway.auth import Authenticator
 from services.gateway.chat import ChatLimits, ChatService
@@ -201,9 +201,7 @@ async def serve(
     )
     await conversations.start()
     await gate.start()
-    # Vocabulary, templates and modules stay for good: a full collection that walked all of them held every stream up.
-    gc.collect()
-    gc.freeze()
+    settle()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     serving.add_done_callback(lambda _: stop.set())
     helpers = [

@@ -19,10 +19,11 @@ from clawstream.forgetting.forgotten import Forgotten
 from clawstream.log import configure_logging
 from clawstream.metrics import Metrics
 from clawstream.settings import EXIT_CODE_WRONG_SETTINGS, load_settings
+from clawstream.settling import settle
 from clawstream.stages import JUDGE
 from clawstream.topics import CONFIG, FORGOTTEN, JUDGE_DLQ, LLM_CALLS, NEXT_STATES, SCORES, full_name
 from clawstream.worker.waiting import wait_for_topics
-from clawstream.worker_process import run_worker, settle, stage_worker, stop_on_signals
+from clawstream.worker_process import run_worker, stage_worker, stop_on_signals
 from services.judge.active import ActiveJudges
 from services.judge.handler import JudgeHandler
 from services.judge.judging import Judging

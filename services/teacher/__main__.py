@@ -21,10 +21,11 @@ from clawstream.log import configure_logging
 from clawstream.metrics import Metrics
 from clawstream.rendering.renderer import load_renderer
 from clawstream.settings import EXIT_CODE_WRONG_SETTINGS, load_settings
+from clawstream.settling import settle
 from clawstream.stages import TEACHER
 from clawstream.topics import FORGOTTEN, SAMPLES, SCORES, TEACHER_DLQ, TURNS, full_name
 from clawstream.worker.waiting import wait_for_topics
-from clawstream.worker_process import run_worker, settle, stage_worker, stop_on_signals
+from clawstream.worker_process import run_worker, stage_worker, stop_on_signals
 from services.teacher.handler import TeacherHandler
 from services.teacher.settings import TeacherSettings
 from services.teacher.start import start_signals

@@ -23,7 +23,8 @@ from clawstream.errors import ClawstreamError, ReplayError, SettingsError
 from clawstream.log import configure_logging
 from clawstream.metrics import Metrics
 from clawstream.settings import LogSettings, load_settings
-from clawstream.worker_process import settle, stop_on_signals
+from clawstream.settling import settle
+from clawstream.worker_process import stop_on_signals
 from services.judge.chosen_spec import chosen_spec
 from services.judge.promotion.decisions import read_decisions
 from services.judge.replay.bounded_run import is_complete

@@ -24,6 +24,7 @@ from clawstream.settings import EXIT_CODE_WRONG_SETTINGS, EncryptionSettings, Ka
 from clawstream.topics import full_name
 from schemas.events import TurnEvent
 from tests.fixtures.buses import kafka_bus, read_all
+from tests.fixtures.configuration import kafka_toml
 from tests.fixtures.remembered_log import RememberedLog
 from tests.fixtures.service_process import REPOSITORY, ServiceProcess
 from tests.fixtures.stub_engine import StubEngine
@@ -52,19 +53,15 @@ def settings(broker: str, namespace: str, file: Path) -> KafkaSettings:
     return KafkaSettings(bootstrap_servers=broker, namespace=namespace, encryption=encryption)
 
 
+def kafka_section(settings: KafkaSettings, file: Path) -> str:
+    shared = kafka_toml(settings.bootstrap_servers, settings.namespace)
+    return f'{shared}[kafka.encryption]\nsessions = true\nmaster_key_file = "{file}"\n'
+
+
 @pytest.fixture
 def config(settings: KafkaSettings, file: Path, tmp_path: Path) -> Path:
     config = tmp_path / "clawstream.toml"
-    config.write_text(
-        f"""\
-[kafka]
-bootstrap_servers = "{settings.bootstrap_servers}"
-namespace = "{settings.namespace}"
-[kafka.encryption]
-sessions = true
-master_key_file = "{file}"
-"""
-    )
+    config.write_text(kafka_section(settings, file))
     return config
 
 
@@ -168,13 +165,7 @@ async def test_a_gateway_with_another_master_key_ends_before_it_writes_anything(
             "gateway",
             f"""\
 data_directory = "{tmp_path / "data"}"
-[kafka]
-bootstrap_servers = "{settings.bootstrap_servers}"
-namespace = "{settings.namespace}"
-[kafka.encryption]
-sessions = true
-master_key_file = "{file}"
-[gateway]
+{kafka_section(settings, file)}[gateway]
 model_path = "{tiny_model_directory}"
 port = 0
 max_context_tokens = 4096

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.configuration import kafka_toml
 from tests.fixtures.service_process import REPOSITORY
 
 pytestmark = pytest.mark.kafka
@@ -27,12 +28,9 @@ def test_a_second_system_in_a_namespace_is_refused_until_it_joins(broker: str, n
         folder = tmp_path / name
         folder.mkdir()
         (folder / "clawstream.toml").write_text(
-            f'''\
+            f"""\
 data_directory = "data"
-[kafka]
-bootstrap_servers = "{broker}"
-namespace = "{namespace}"
-[[processes]]
+{kafka_toml(broker, namespace)}[[processes]]
 name = "topics"
 service = "topics"
 [[processes]]
@@ -41,7 +39,7 @@ service = "command"
 command = {worker}
 restart = false
 depends_on = ["topics"]
-'''
+"""
         )
     one, two = tmp_path / "one", tmp_path / "two"
     for _ in range(2):

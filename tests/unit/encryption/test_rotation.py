@@ -10,7 +10,6 @@ import pytest
 
 from clawstream import topics
 from clawstream.bus.fold import LogReader
-from clawstream.bus.interface import TopicSpecification
 from clawstream.bus.memory import MemoryBus
 from clawstream.clock import ManualClock
 from clawstream.codec import encode
@@ -26,29 +25,6 @@ OLD, NEW, FOREIGN = (MasterKey(letter * 32) for letter in (b"o", b"n", b"f"))
 SESSIONS = [f"session-{number}" for number in range(7)]
 Process = Callable[..., SessionKeys]
 READ_SECONDS = 0.2
-
-
-@pytest.fixture
-def bus() -> MemoryBus:
-    made = MemoryBus()
-    made.admin().create_topics([TopicSpecification(f"{NAMESPACE}.{topics.SESSION_KEYS}", 1)])
-    return made
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def process(bus: MemoryBus, clock: ManualClock) -> Process:
-    """Another process's view of the keys, with these master keys."""
-
-    def start(*held: MasterKey, renews: bool = True) -> SessionKeys:
-        masters = MasterKeys(lambda: held)
-        return SessionKeys(bus, NAMESPACE, masters, source="tests", renews=renews, clock=clock, random_bytes=os.urandom)
-
-    return start
 
 
 def rotate(bus: MemoryBus, *held: MasterKey, leaving: Collection[str] = ()) -> int:

@@ -1,19 +1,18 @@
 """Keys of sessions over a bus in memory: made once, found by others, gone for everybody when deleted."""
 
 import base64
-import os
 from collections.abc import Callable
 
 import pytest
 
 from clawstream import topics
 from clawstream.bus.fold import LogReader
-from clawstream.bus.interface import OutgoingRecord, TopicSpecification
+from clawstream.bus.interface import OutgoingRecord
 from clawstream.bus.memory import MemoryBus
 from clawstream.clock import ManualClock
 from clawstream.encryption import session_keys
 from clawstream.encryption.deletion import delete_keys, keys_of_principal, keys_of_session
-from clawstream.encryption.master_key import MasterKey, MasterKeys
+from clawstream.encryption.master_key import MasterKey
 from clawstream.encryption.session_keys import SessionKeys
 from clawstream.errors import BrokerUnavailable, SettingsError
 from schemas.events import SessionKeyEvent
@@ -23,29 +22,6 @@ NAMESPACE = "test"
 TOPIC = f"{NAMESPACE}.{topics.SESSION_KEYS}"
 MASTER = MasterKey(b"m" * 32)
 Process = Callable[..., SessionKeys]
-
-
-@pytest.fixture
-def bus() -> MemoryBus:
-    made = MemoryBus()
-    made.admin().create_topics([TopicSpecification(TOPIC, 1)])
-    return made
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def process(bus: MemoryBus, clock: ManualClock) -> Process:
-    """Another process's view of the keys."""
-
-    def start(*held: MasterKey | None, renews: bool = True) -> SessionKeys:
-        masters = MasterKeys(lambda: [master for master in held if master is not None])
-        return SessionKeys(bus, NAMESPACE, masters, source="tests", renews=renews, clock=clock, random_bytes=os.urandom)
-
-    return start
 
 
 def delete_all(bus: MemoryBus, session_id: str) -> None:
