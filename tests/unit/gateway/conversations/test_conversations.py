@@ -12,7 +12,6 @@ from schemas.events.base import TurnType
 from schemas.events.next_state import NextStateKind
 from tests.fixtures.conversations import (
     assistant,
-    create_topics,
     events_of,
     records_of,
     request,
@@ -20,13 +19,6 @@ from tests.fixtures.conversations import (
     until,
     user,
 )
-
-
-@pytest.fixture
-def bus() -> MemoryBus:
-    bus = MemoryBus()
-    create_topics(bus)
-    return bus
 
 
 def next_states(bus: MemoryBus) -> list[NextStateEvent]:

@@ -20,7 +20,7 @@ from clawstream.metrics import Metrics
 from services.gateway.conversation_wiring import build_conversations
 from services.gateway.conversations import GatewayConversations
 from services.gateway.turn_index_store import TurnIndexStore
-from tests.fixtures.conversations import create_topics, gateway_settings, running_gateway, user
+from tests.fixtures.conversations import gateway_settings, running_gateway, user
 
 WRITES = ("mkdir", "open", "write", "pwrite", "fsync", "fdatasync", "link", "ftruncate", "replace", "rename")
 
@@ -46,13 +46,6 @@ class Disk:
             return call(place, *arguments, **options)
 
         return refusing
-
-
-@pytest.fixture
-def bus() -> MemoryBus:
-    bus = MemoryBus()
-    create_topics(bus)
-    return bus
 
 
 def build(bus: MemoryBus, directory: Path) -> GatewayConversations:

@@ -24,7 +24,6 @@ from services.gateway.turn_index_store import TurnIndexStore
 from tests.fixtures.conversations import (
     GatewayUnderTest,
     assistant,
-    create_topics,
     events_of,
     request,
     running_gateway,
@@ -35,13 +34,6 @@ from tests.fixtures.conversations import (
 from tests.fixtures.turn_tree import TurnTree
 
 GIVE_UP_SECONDS = 120.0
-
-
-@pytest.fixture
-def bus() -> MemoryBus:
-    bus = MemoryBus()
-    create_topics(bus)
-    return bus
 
 
 def kinds(bus: MemoryBus) -> dict[str, list[NextStateKind]]:

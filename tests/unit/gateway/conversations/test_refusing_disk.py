@@ -20,7 +20,6 @@ from services.gateway import outbox
 from tests.fixtures.conversations import (
     GatewayUnderTest,
     assistant,
-    create_topics,
     events_of,
     request,
     running_gateway,
@@ -52,13 +51,6 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     disk = Disk()
     monkeypatch.setattr(outbox, "write_at", disk.write)
     return disk
-
-
-@pytest.fixture
-def bus() -> MemoryBus:
-    bus = MemoryBus()
-    create_topics(bus)
-    return bus
 
 
 @asynccontextmanager

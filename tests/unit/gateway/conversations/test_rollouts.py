@@ -15,7 +15,6 @@ from services.gateway.ports import RolloutOutcome
 from tests.fixtures.conversations import (
     GatewayUnderTest,
     assistant,
-    create_topics,
     events_of,
     running_gateway,
     until,
@@ -31,13 +30,6 @@ OUTCOME = RolloutOutcome(
     source="verifier",
     feedback_id="outcome:r",
 )
-
-
-@pytest.fixture
-def bus() -> MemoryBus:
-    bus = MemoryBus()
-    create_topics(bus)
-    return bus
 
 
 def position(step: int, rollout: str = "r") -> RolloutPosition:

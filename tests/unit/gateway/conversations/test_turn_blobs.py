@@ -20,7 +20,6 @@ from services.gateway.turn_blobs import with_blobs
 from tests.fixtures.conversations import (
     GatewayUnderTest,
     assistant,
-    create_topics,
     events_of,
     request,
     running_gateway,
@@ -31,13 +30,6 @@ from tests.fixtures.conversations import (
 PROMPT = np.arange(MAX_INLINE_BYTES // 4 + 1, dtype=np.int32)
 RESPONSE = np.arange(2 * PROMPT.size, dtype=np.int32)[::-1].copy()
 LOGPROBS = -np.linspace(0, 20, RESPONSE.size, dtype=np.float32)
-
-
-@pytest.fixture
-def bus() -> MemoryBus:
-    bus = MemoryBus()
-    create_topics(bus)
-    return bus
 
 
 async def answer_long(gateway: GatewayUnderTest) -> bool:
