@@ -144,10 +144,17 @@ class Metrics:
             for name, definition in HISTOGRAMS.items()
         }
 
+        self._labelled: dict[tuple[str, *tuple[tuple[str, str], ...]], Counter] = {}
+        """Counters that were asked for. To find one by its labels takes the library as long as to count ten times."""
+
     def increment(self, name: CounterName, amount: float = 1.0, **labels: str) -> None:
         """Adds to a counter. All labels of its definition are needed."""
-        counter = self._counters[name]
-        (counter.labels(**labels) if labels else counter).inc(amount)
+        key = (name, *labels.items())
+        counter = self._labelled.get(key)
+        if counter is None:
+            counter = self._counters[name]
+            self._labelled[key] = counter = counter.labels(**labels) if labels else counter
+        counter.inc(amount)
 
     def set(self, name: GaugeName, value: float, **labels: str) -> None:
         """Sets a gauge."""

@@ -3,7 +3,8 @@
 Else a backlog would make deadlines pass for inputs that nobody has begun with, and a slow model would turn every input
 into a failure.
 One timer looks after all deadlines of a worker, a few times in the time that each has. One of its own for each input,
-stopped and set again around every wait, was several hundredths of a judge's time.
+stopped and set again around every wait, was several hundredths of a judge's time; so was an `asyncio.timeout`, from
+which `Deadline` takes how it tells its own cancellation from another's.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from math import inf
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 _CURRENT: Final[ContextVar["Deadline | None"]] = ContextVar("deadline", default=None)
 """Of the input that is being handled. Tasks that a handler starts inherit it, as they inherit its trace."""
@@ -23,11 +24,13 @@ _LONGEST_PAUSE_SECONDS: Final = 1.0
 
 
 class Deadlines:
-    """Those of one event loop that leave the same time. Used on that loop."""
+    """Those of one event loop that leave the same time. Made and used on that loop."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         """Of work."""
+        self.loop: Final = asyncio.get_running_loop()
+        """Kept, for asking asyncio for it is a system call each time."""
         self._pause_seconds = min(seconds / _LOOKS, _LONGEST_PAUSE_SECONDS)
         self._open: set[Deadline] = set()
         self._is_looking = False
@@ -40,19 +43,18 @@ class Deadlines:
         self._open.add(deadline)
         if not self._is_looking:
             self._is_looking = True
-            asyncio.get_running_loop().call_later(self._pause_seconds, self._look)
+            self.loop.call_later(self._pause_seconds, self._look)
 
     def _leave(self, deadline: "Deadline") -> None:
         self._open.discard(deadline)
 
     def _look(self) -> None:
-        loop = asyncio.get_running_loop()
-        now = loop.time()
+        now = self.loop.time()
         for deadline in self._open:
             deadline.end_if_over(now)
         self._is_looking = bool(self._open)
         if self._is_looking:
-            loop.call_later(self._pause_seconds, self._look)
+            self.loop.call_later(self._pause_seconds, self._look)
 
 
 class Deadline:
@@ -60,7 +62,9 @@ class Deadline:
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
-        self._timeout = asyncio.timeout(None)
+        self._task: asyncio.Task[Any] | None = None
+        self._cancellations_before = 0
+        self._is_expired = False
         self._waiting = 0
         self._ends_at = inf
         """On the loop's clock; infinite while it stands still, and when it is over."""
@@ -69,34 +73,43 @@ class Deadline:
 
     async def __aenter__(self) -> Self:
         self._token = _CURRENT.set(self)
-        await self._timeout.__aenter__()
-        self._ends_at = asyncio.get_running_loop().time() + self._left_seconds
+        self._task = task = asyncio.current_task(self._deadlines.loop)
+        assert task is not None  # A coroutine runs in a task.
+        self._cancellations_before = task.cancelling()
+        self._ends_at = self._deadlines.loop.time() + self._left_seconds
         self._deadlines._look_after(self)  # pyright: ignore[reportPrivateUsage] - the two are one thing
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
+    ) -> None:
         self._deadlines._leave(self)  # pyright: ignore[reportPrivateUsage] - the two are one thing
         self._ends_at, self._stands_still = inf, False
         _CURRENT.reset(self._token)
-        return await self._timeout.__aexit__(kind, error, traceback)
+        task, self._task = self._task, None
+        if not self._is_expired or task is None:
+            return
+        # Only a cancellation that nobody else asked for too is the deadline's.
+        is_only_ours = task.uncancel() <= self._cancellations_before
+        if is_only_ours and kind is not None and issubclass(kind, asyncio.CancelledError):
+            raise TimeoutError from error
 
     def end_if_over(self, now_seconds: float) -> None:
         """Cancels the block when its time is over."""
-        if now_seconds >= self._ends_at:
+        if now_seconds >= self._ends_at and self._task is not None:
             self._ends_at = inf
-            self._timeout.reschedule(now_seconds)
+            self._is_expired = True
+            self._task.cancel()
 
     def expired(self) -> bool:
         """Whether the block was cancelled by the deadline."""
-        return self._timeout.expired()
+        return self._is_expired
 
     @contextmanager
     def paused(self) -> Generator[None]:
         """Stands still for the block. May be entered several times at once: it goes on when all have left."""
         if self._waiting == 0 and self._ends_at != inf:
-            self._left_seconds = self._ends_at - asyncio.get_running_loop().time()
+            self._left_seconds = self._ends_at - self._deadlines.loop.time()
             self._ends_at, self._stands_still = inf, True
         self._waiting += 1
         try:
@@ -105,7 +118,7 @@ class Deadline:
             self._waiting -= 1
             if self._waiting == 0 and self._stands_still:
                 self._stands_still = False
-                self._ends_at = asyncio.get_running_loop().time() + self._left_seconds
+                self._ends_at = self._deadlines.loop.time() + self._left_seconds
 
 
 @contextmanager

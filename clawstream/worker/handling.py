@@ -2,6 +2,7 @@
 
 import asyncio
 import queue
+from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,6 +73,8 @@ class HandlerPool:
         self._log = logger
         self._loop = asyncio.get_running_loop()
         self._deadlines = Deadlines(settings.deadline_seconds)
+        self._waiting: deque[Ticket] = deque()
+        """Inputs that no task has taken up."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed = False
         self._cancelling = False
@@ -103,7 +106,22 @@ class HandlerPool:
     def _start_all(self, tickets: Sequence[Ticket]) -> None:
         for ticket in tickets:
             self._epochs[ticket.partition] = ticket.epoch
-            self._start(self._handle(ticket))
+        self._waiting.extend(tickets)
+        self._start_lane()
+
+    def _start_lane(self) -> None:
+        """Handlers run side by side: while one awaits something, the next input has a task of its own.
+
+        Not a task for each input in any case: one that nothing has to be awaited for is handled in a fraction of the
+        time in which a task comes and goes.
+        """
+        if self._waiting and not self._cancelling:
+            self._start(self._lane())
+            self._loop.call_soon(self._start_lane)  # Not before the new one has begun, and awaits something.
+
+    async def _lane(self) -> None:
+        while self._waiting:
+            await self._handle(self._waiting.popleft())
 
     def _give_up(self, partitions: Sequence[TopicPartition]) -> None:
         for partition in partitions:

@@ -115,7 +115,8 @@ class Tracker:
         self._turn += 1
         start = self._turn % len(partitions) if partitions else 0
         for partition in partitions[start:] + partitions[:start]:
-            end = min(len(partition.entries), self._window, partition.dispatched + limit - len(tickets))
+            window_end = partition.completed + self._window
+            end = min(len(partition.entries), window_end, partition.dispatched + limit - len(tickets))
             if end > partition.dispatched:
                 tickets += [entry.ticket for entry in islice(partition.entries, partition.dispatched, end)]
                 partition.dispatched = end

@@ -175,8 +175,8 @@ class EosWorker:
 
     def _step(self) -> None:
         self._collect()
+        self._dispatch()  # Before a transaction: handlers have work while it lasts.
         self._flush_if_due()
-        self._dispatch()
         in_hand = self._tracker.occupying()
         change = self._backpressure.update(in_hand, self._tracker.heads(), self._clock.monotonic_seconds())
         if change.pause:

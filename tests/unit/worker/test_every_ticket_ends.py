@@ -170,6 +170,59 @@ async def test_a_wait_that_the_deadline_itself_cancels_leaves_it_expired() -> No
                     pass
 
 
+async def test_a_cancellation_from_outside_is_not_taken_for_the_deadline() -> None:
+    deadlines = Deadlines(0.05)
+    began = asyncio.Event()
+
+    async def work(resists: bool) -> str:
+        async with deadlines.begin() as deadline:
+            try:
+                began.set()
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if not resists:
+                    raise
+                # As if both came at once: the deadline has cancelled the task, and so does somebody else.
+                asyncio.get_running_loop().call_soon(task.cancel)
+                await asyncio.Event().wait()
+        return f"expired: {deadline.expired()}"
+
+    for resists in (False, True):
+        began.clear()
+        task = asyncio.create_task(work(resists))
+        await began.wait()
+        if not resists:
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def test_after_its_deadline_a_task_goes_on_as_if_nobody_had_cancelled_it() -> None:
+    deadlines = Deadlines(0.05)
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            async with deadlines.begin():
+                await asyncio.Event().wait()
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+    async with deadlines.begin():
+        await asyncio.sleep(0.0)
+
+
+async def test_inputs_that_await_something_are_under_way_side_by_side(scene: Scene) -> None:
+    everyone_is_there = asyncio.Barrier(3)
+
+    async def handle(record: Record) -> Outcome:
+        if text(record) == "meets":
+            await everyone_is_there.wait()
+        return scene.echo(record)
+
+    scene.write("meets", "quick", "meets", "quick", "meets")
+    async with running(scene.worker(FunctionHandler(handle))):
+        await eventually(lambda: scene.committed() == {0: 5}, "those that meet were under way side by side")
+
+
 async def test_without_a_deadline_waiting_is_just_waiting() -> None:
     with waiting_for_a_turn():
         await asyncio.sleep(0)

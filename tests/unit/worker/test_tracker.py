@@ -151,6 +151,19 @@ def test_an_unresolved_input_is_never_passed_over() -> None:
         tracker.advance(PARTITIONS[0], 1)
 
 
+def test_the_window_begins_with_the_oldest_unresolved_input_and_not_with_the_oldest_uncommitted_one() -> None:
+    tracker = Tracker(window_per_partition=4)
+    tracker.assign([PARTITIONS[0]])
+    for offset in range(10):
+        tracker.start(record(PARTITIONS[0], offset))
+    first = tracker.dispatch(10)
+    assert [ticket.record.offset for ticket in first] == [0, 1, 2, 3]
+    tracker.resolve(first[0], DONE)
+    tracker.resolve(first[1], DONE)
+    tracker.resolve(first[3], DONE)
+    assert [ticket.record.offset for ticket in tracker.dispatch(10)] == [4, 5]
+
+
 def test_partitions_take_turns() -> None:
     tracker = Tracker(window_per_partition=64)
     tracker.assign(PARTITIONS)

@@ -1,6 +1,7 @@
 """The worker over the bus in memory: order, transactions, faults, stopping."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -424,6 +425,33 @@ async def test_never_more_under_way_than_allowed(scene: Scene) -> None:
     async with running(scene.worker(FunctionHandler(handle), settings=WorkerSettings(max_in_flight=8))):
         await eventually(lambda: scene.committed() == {0: 300}, "committed")
     assert most <= 8
+
+
+async def test_handlers_have_work_while_a_transaction_lasts(bus: MemoryBus, scene: Scene) -> None:
+    """Without it a backlog is handled and committed in turns, and either waits for the other."""
+    slow_may_end = asyncio.Event()
+    next_one_has_begun = threading.Event()
+    began_in_time: list[bool] = []
+
+    async def handle(record: Record) -> Outcome:
+        if text(record) == "slow":
+            await slow_may_end.wait()
+        if text(record) == "next":
+            next_one_has_begun.set()
+        return scene.echo(record)
+
+    def first_commit_waits(operation: str, when: str) -> None:
+        if (operation, when) == ("commit", "before") and not began_in_time:
+            began_in_time.append(next_one_has_begun.wait(20.0))
+
+    bus.set_fault(first_commit_waits)
+    scene.write("quick", "slow", "next")
+    settings = WorkerSettings(max_in_flight=2, flush_results=1, shutdown_grace_seconds=5.0)
+    async with running(scene.worker(FunctionHandler(handle), settings=settings)):
+        await eventually(lambda: bool(began_in_time), "the first transaction")
+        slow_may_end.set()
+        await eventually(lambda: scene.committed() == {0: 3}, "all are committed")
+    assert began_in_time == [True]
 
 
 async def test_stopping_lets_what_is_under_way_finish_and_gives_back_the_rest(bus: MemoryBus, scene: Scene) -> None:
