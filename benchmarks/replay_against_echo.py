@@ -1,6 +1,6 @@
 """A replay of history against a loop that only decodes, validates and echoes the same records in transactions.
 
-    python -m benchmarks.replay_against_echo [--turns 10000] [--rounds 3] [--judges code,model]
+    python -m benchmarks.replay_against_echo [--turns 30000] [--rounds 5] [--judges code,model]
 
 A real broker, one history, and `clawstream replay run` as people start it, in turn with the echo, round by round. The
 goal is for a stub judge in code; `model` is the same with three votes of a stub model over HTTP, all paid and put on
@@ -69,8 +69,8 @@ def _print(benchmark: str, **values: object) -> None:
 
 
 def main(
-    turns: Annotated[int, typer.Option(help="Turns of the history.", min=5000)] = 10_000,
-    rounds: Annotated[int, typer.Option(help="Of every side; the medians count.", min=1)] = 3,
+    turns: Annotated[int, typer.Option(help="Turns of the history.", min=5000)] = 30_000,
+    rounds: Annotated[int, typer.Option(help="Of every side; the medians count.", min=1)] = 5,
     judges: Annotated[str, typer.Option(help="Of `code` and `model`, with a comma between.")] = "code,model",
 ) -> None:
     """Exits with 1 when the replay with a judge in code is slower than its goal."""

@@ -83,9 +83,12 @@ class TrackerMachine(RuleBasedStateMachine):
             offset = ticket.record.offset
             assert offset == model.started[len(model.dispatched)]
             model.dispatched.append(offset)
-            assert model.started.index(offset) < WINDOW
+            assert model.started.index(offset) < len(model.prefix()) + WINDOW
             self.generation_of[id(ticket)] = model.generation
-        waiting = sum(min(len(model.started), WINDOW) - len(model.dispatched) for model in self.models.values())
+        waiting = sum(
+            min(len(model.started), len(model.prefix()) + WINDOW) - len(model.dispatched)
+            for model in self.models.values()
+        )
         assert len(given) == limit or waiting == 0, "work that could be done was held back"
         return given
 
