@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,6 +27,7 @@ from clawstream.errors import (
     EngineUnavailable,
     EngineUnreachable,
 )
+from clawstream.wait_limit import WaitLimit
 
 _MAX_ERROR_CHARACTERS = 2000
 """Of an engine's error body that is kept."""
@@ -117,27 +118,24 @@ class HttpEngineClient:
                 request.on_accepted()
                 # No deadline is open while the consumer works on a chunk: its time does not count.
                 wait_seconds = self._timeouts.first_chunk_seconds
-                while True:
-                    piece = await self._next_piece(response, wait_seconds)
-                    if not piece:
-                        break
-                    for data in splitter.feed(piece):
-                        if data == b"[DONE]":
-                            continue
-                        chunk = reader.read(self._checked_chunk(data))
-                        tokens += len(chunk.token_ids)
-                        yield chunk
-                        if chunk.finish_reason is not None:
-                            await _read_to_end(response)
-                            return
-                        wait_seconds = self._timeouts.idle_seconds
+                with closing(WaitLimit()) as limit:
+                    while piece := await self._next_piece(response, limit, wait_seconds):
+                        for data in splitter.feed(piece):
+                            if data == b"[DONE]":
+                                continue
+                            chunk = reader.read(self._checked_chunk(data))
+                            tokens += len(chunk.token_ids)
+                            yield chunk
+                            if chunk.finish_reason is not None:
+                                await _read_to_end(response)
+                                return
+                            wait_seconds = self._timeouts.idle_seconds
         raise EngineUnreachable(f"engine {self._name}: the answer broke off after {tokens} tokens")
 
-    async def _next_piece(self, response: aiohttp.ClientResponse, wait_seconds: float) -> bytes:
+    async def _next_piece(self, response: aiohttp.ClientResponse, limit: WaitLimit, wait_seconds: float) -> bytes:
         while True:
             try:
-                async with asyncio.timeout(wait_seconds):
-                    return await response.content.readany()
+                return await limit.wait(response.content.readany(), wait_seconds)
             except TimeoutError:
                 if not self._may_be_silent():
                     raise

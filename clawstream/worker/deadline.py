@@ -3,8 +3,7 @@
 Else a backlog would make deadlines pass for inputs that nobody has begun with, and a slow model would turn every input
 into a failure.
 One timer looks after all deadlines of a worker, a few times in the time that each has. One of its own for each input,
-stopped and set again around every wait, was several hundredths of a judge's time; so was an `asyncio.timeout`, from
-which `Deadline` takes how it tells its own cancellation from another's.
+stopped and set again around every wait, was several hundredths of a judge's time.
 """
 
 import asyncio
@@ -13,7 +12,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from math import inf
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
+
+from clawstream.wait_limit import OwnCancellation
 
 _CURRENT: Final[ContextVar["Deadline | None"]] = ContextVar("deadline", default=None)
 """Of the input that is being handled. Tasks that a handler starts inherit it, as they inherit its trace."""
@@ -62,8 +63,7 @@ class Deadline:
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
-        self._task: asyncio.Task[Any] | None = None
-        self._cancellations_before = 0
+        self._cancellation: OwnCancellation | None = None
         self._is_expired = False
         self._waiting = 0
         self._ends_at = inf
@@ -73,9 +73,9 @@ class Deadline:
 
     async def __aenter__(self) -> Self:
         self._token = _CURRENT.set(self)
-        self._task = task = asyncio.current_task(self._deadlines.loop)
+        task = asyncio.current_task(self._deadlines.loop)
         assert task is not None  # A coroutine runs in a task.
-        self._cancellations_before = task.cancelling()
+        self._cancellation = OwnCancellation(task)
         self._ends_at = self._deadlines.loop.time() + self._left_seconds
         self._deadlines._look_after(self)  # pyright: ignore[reportPrivateUsage] - the two are one thing
         return self
@@ -86,20 +86,17 @@ class Deadline:
         self._deadlines._leave(self)  # pyright: ignore[reportPrivateUsage] - the two are one thing
         self._ends_at, self._stands_still = inf, False
         _CURRENT.reset(self._token)
-        task, self._task = self._task, None
-        if not self._is_expired or task is None:
-            return
-        # Only a cancellation that nobody else asked for too is the deadline's.
-        is_only_ours = task.uncancel() <= self._cancellations_before
-        if is_only_ours and kind is not None and issubclass(kind, asyncio.CancelledError):
+        cancellation, self._cancellation = self._cancellation, None
+        is_ours = cancellation is not None and cancellation.take_back()
+        if is_ours and kind is not None and issubclass(kind, asyncio.CancelledError):
             raise TimeoutError from error
 
     def end_if_over(self, now_seconds: float) -> None:
         """Cancels the block when its time is over."""
-        if now_seconds >= self._ends_at and self._task is not None:
+        if now_seconds >= self._ends_at and self._cancellation is not None:
             self._ends_at = inf
             self._is_expired = True
-            self._task.cancel()
+            self._cancellation.ask()
 
     def expired(self) -> bool:
         """Whether the block was cancelled by the deadline."""

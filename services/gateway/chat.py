@@ -145,7 +145,7 @@ class ChatService:
             metrics=self._metrics,
             logger=self._logger,
         )
-        task = asyncio.create_task(generation.run())
+        task = generation.start()
         self._running[task] = generation
         self._metrics.set("requests_in_flight", len(self._running))
         task.add_done_callback(self._ended)

@@ -71,7 +71,7 @@ class GenerationPlan:
 
 
 class Generation:
-    """Runs a plan. Call `run` once, in a task; read `next_event` until Finished or Failed."""
+    """Runs a plan. Call `start` once; read `next_event` until Finished or Failed."""
 
     def __init__(
         self,
@@ -132,12 +132,13 @@ class Generation:
             if self._sampling_task is not None:
                 self._sampling_task.cancel()
 
-    async def run(self) -> None:
+    def start(self) -> "asyncio.Task[None]":
+        """Begins. The task ends, and raises nothing, when everything is recorded and every event is there."""
+        sampling = self._sampling_task = asyncio.create_task(self._sample())  # First: the engine waits for nobody.
+        return asyncio.create_task(self._run(sampling, asyncio.create_task(self._place())))
+
+    async def _run(self, sampling: "asyncio.Task[None]", placing: "asyncio.Task[Placement]") -> None:
         """Every failure becomes an event: this is the boundary of one request."""
-        sampling = self._sampling_task = asyncio.create_task(self._sample())
-        placing = asyncio.create_task(self._place())
-        if self._stop is not None:
-            sampling.cancel()
         try:
             await self._sample_and_record(sampling, placing)
         except ClawstreamError as error:

@@ -6,12 +6,14 @@ Written on ASGI itself: the status must wait until an engine has taken the reque
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import closing
 
 import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from clawstream.errors import RequestRefused
+from clawstream.wait_limit import WaitLimit
 from services.gateway.chat import StartedAnswer
 from services.gateway.errors import error_headers
 from services.gateway.generation_events import Failed, Finished, GenerationEvent, Piece
@@ -109,14 +111,15 @@ class AnswerResponse(Response):
             return
         self.has_begun = True
         await send({"type": "http.response.start", "status": 200, "headers": head})
-        while True:
-            # What is known at one time goes out in one piece: each costs a system call.
-            is_last = isinstance(event, (Finished, Failed))
-            if body := b"".join([*chunks, *self._chunks(answer, event)]):
-                await send({"type": "http.response.body", "body": body, "more_body": not is_last})
-            if is_last:
-                return
-            chunks, event = [], await self._event_within(self._keep_alive_seconds)
+        with closing(WaitLimit()) as limit:
+            while True:
+                # What is known at one time goes out in one piece: each costs a system call.
+                is_last = isinstance(event, (Finished, Failed))
+                if body := b"".join([*chunks, *self._chunks(answer, event)]):
+                    await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+                if is_last:
+                    return
+                chunks, event = [], await self._next_event(limit)
 
     def _chunks(self, answer: AnswerFormat, event: GenerationEvent | None) -> list[bytes]:
         match event:
@@ -151,10 +154,10 @@ class AnswerResponse(Response):
         except TimeoutError:
             return None
 
-    async def _event_within(self, seconds: float) -> GenerationEvent | None:
+    async def _next_event(self, limit: WaitLimit) -> GenerationEvent | None:
+        """None when it is time to show that the connection is alive."""
         try:
-            async with asyncio.timeout(seconds):
-                return await self._started.generation.next_event()
+            return await limit.wait(self._started.generation.next_event(), self._keep_alive_seconds)
         except TimeoutError:
             return None
 

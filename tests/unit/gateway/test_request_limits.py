@@ -163,7 +163,7 @@ async def test_a_generation_that_is_cancelled_from_outside_says_so(gateway: Gate
         secrets=(),
     )
     await gateway.engine.wait_for_requests(1)
-    (running,) = (task for task in asyncio.all_tasks() - before if "Generation.run" in repr(task.get_coro()))
+    (running,) = (task for task in asyncio.all_tasks() - before if "Generation._run" in repr(task.get_coro()))
     running.cancel()
     async with asyncio.timeout(60):
         event = await started.generation.next_event()
