@@ -21,7 +21,7 @@ _DWELL_SECONDS = 1.0
 _STUCK_SECONDS = 1.0
 """Longer than a quick partition waits for its turn behind all that the worker has in hand of others."""
 _MANY = 128
-"""A partition holds many inputs when it has so many, or twice its window if that is less."""
+"""A partition holds many inputs when it has so many; or twice its window, or half the capacity, if that is less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Backpressure:
 
     @property
     def _many(self) -> int:
-        return min(2 * self.window_per_partition, _MANY)
+        return min(2 * self.window_per_partition, self.capacity // 2, _MANY)
 
     def _head(self, partition: TopicPartition, offset: int, now_seconds: float) -> _Head:
         known = self._heads.get(partition)

@@ -9,11 +9,11 @@ class WorkerSettings(Section):
     """How much at once, and how long."""
 
     max_in_flight: int = Field(default=256, ge=1)
-    """Inputs that are handled at once, over all partitions."""
+    """Inputs that are handled at once, over all partitions; a quarter of them (of fewer than four, none) is
+    for others than the busiest partition: its inputs may all hang."""
     window_per_partition: int = Field(default=192, ge=1)
     """Inputs of one partition between the oldest unresolved and the newest that is handled. What is done behind an
-    unresolved one waits in memory. Fewer than are handled at once, so that a partition which hangs leaves room to the
-    others; not far fewer, since a backlog comes partition by partition."""
+    unresolved one waits in memory. Not far fewer than are handled at once: a backlog comes partition by partition."""
     deadline_seconds: float = Field(default=90.0, gt=0)
     """One attempt to handle one input. Waiting for a turn at something that all inputs share does not count."""
     flush_ceiling_seconds: float = Field(default=0.25, gt=0)

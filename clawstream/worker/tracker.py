@@ -64,8 +64,9 @@ class _Partition:
 class Tracker:
     """Not thread-safe: the Kafka thread owns it."""
 
-    def __init__(self, *, window_per_partition: int) -> None:
+    def __init__(self, *, window_per_partition: int, max_in_flight_per_partition: int) -> None:
         self._window = window_per_partition
+        self._max_in_flight = max_in_flight_per_partition
         self._partitions: dict[TopicPartition, _Partition] = {}
         self._epoch = 0
         self._in_flight = 0
@@ -109,14 +110,15 @@ class Tracker:
         return True
 
     def dispatch(self, limit: int) -> list[Ticket]:
-        """Up to `limit` waiting inputs to be handled now, one partition after the other, within each one's window."""
+        """Up to `limit` waiting inputs to be handled now, one partition after the other, within each one's bounds."""
         tickets: list[Ticket] = []
         partitions = list(self._partitions.values())
         self._turn += 1
         start = self._turn % len(partitions) if partitions else 0
         for partition in partitions[start:] + partitions[:start]:
+            room = min(limit - len(tickets), self._max_in_flight - (partition.dispatched - partition.resolved))
             window_end = partition.completed + self._window
-            end = min(len(partition.entries), window_end, partition.dispatched + limit - len(tickets))
+            end = min(len(partition.entries), window_end, partition.dispatched + room)
             if end > partition.dispatched:
                 tickets += [entry.ticket for entry in islice(partition.entries, partition.dispatched, end)]
                 partition.dispatched = end

@@ -77,7 +77,11 @@ class EosWorker:
         self._clock = clock
         self._log = logger
         self._committer = Committer(bus, transactional_id, metrics=metrics, clock=clock, logger=logger)
-        self._tracker = Tracker(window_per_partition=settings.window_per_partition)
+        self._tracker = Tracker(
+            window_per_partition=settings.window_per_partition,
+            # A partition whose inputs all hang leaves handlers to the others.
+            max_in_flight_per_partition=settings.max_in_flight - settings.max_in_flight // 4,
+        )
         # As many may wait as are under way: then a handler that is done finds work at once.
         self._backpressure = Backpressure(settings.window_per_partition, capacity=2 * settings.max_in_flight)
         self._flush_policy = FlushPolicy(settings.flush_ceiling_seconds, settings.flush_results)

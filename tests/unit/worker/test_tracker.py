@@ -13,6 +13,8 @@ from clawstream.worker.tracker import Ticket, Tracker
 
 PARTITIONS = [TopicPartition("inputs", number) for number in range(3)]
 WINDOW = 4
+MAX_IN_FLIGHT = 3
+"""Of one partition."""
 DONE = Skip("done")
 
 
@@ -43,7 +45,7 @@ class TrackerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tracker = Tracker(window_per_partition=WINDOW)
+        self.tracker = Tracker(window_per_partition=WINDOW, max_in_flight_per_partition=MAX_IN_FLIGHT)
         self.models: dict[TopicPartition, Model] = {}
         self.next_offset = dict.fromkeys(PARTITIONS, 0)
         self.committed = dict.fromkeys(PARTITIONS, 0)
@@ -84,9 +86,13 @@ class TrackerMachine(RuleBasedStateMachine):
             assert offset == model.started[len(model.dispatched)]
             model.dispatched.append(offset)
             assert model.started.index(offset) < len(model.prefix()) + WINDOW
+            assert len(set(model.dispatched) - model.resolved) <= MAX_IN_FLIGHT
             self.generation_of[id(ticket)] = model.generation
         waiting = sum(
-            min(len(model.started), len(model.prefix()) + WINDOW) - len(model.dispatched)
+            min(
+                min(len(model.started), len(model.prefix()) + WINDOW) - len(model.dispatched),
+                MAX_IN_FLIGHT - len(set(model.dispatched) - model.resolved),
+            )
             for model in self.models.values()
         )
         assert len(given) == limit or waiting == 0, "work that could be done was held back"
@@ -147,7 +153,7 @@ TestTracker.settings = settings(max_examples=150, stateful_step_count=40, deadli
 
 
 def test_an_unresolved_input_is_never_passed_over() -> None:
-    tracker = Tracker(window_per_partition=4)
+    tracker = Tracker(window_per_partition=4, max_in_flight_per_partition=64)
     tracker.assign([PARTITIONS[0]])
     tracker.start(record(PARTITIONS[0], 0))
     with pytest.raises(ValueError, match=r"inputs\[0\]@0 is not resolved"):
@@ -155,7 +161,7 @@ def test_an_unresolved_input_is_never_passed_over() -> None:
 
 
 def test_the_window_begins_with_the_oldest_unresolved_input_and_not_with_the_oldest_uncommitted_one() -> None:
-    tracker = Tracker(window_per_partition=4)
+    tracker = Tracker(window_per_partition=4, max_in_flight_per_partition=64)
     tracker.assign([PARTITIONS[0]])
     for offset in range(10):
         tracker.start(record(PARTITIONS[0], offset))
@@ -168,7 +174,7 @@ def test_the_window_begins_with_the_oldest_unresolved_input_and_not_with_the_old
 
 
 def test_partitions_take_turns() -> None:
-    tracker = Tracker(window_per_partition=64)
+    tracker = Tracker(window_per_partition=64, max_in_flight_per_partition=64)
     tracker.assign(PARTITIONS)
     for partition in PARTITIONS:
         for offset in range(4):

@@ -386,6 +386,29 @@ async def test_one_input_that_hangs_holds_up_its_own_partition_alone(bus: Memory
         await eventually(lambda: scene.committed() == {0: 101, 1: 200}, "done")
 
 
+@pytest.mark.parametrize("max_in_flight", [4, 16])
+async def test_a_partition_whose_inputs_all_hang_leaves_handlers_to_others(bus: MemoryBus, max_in_flight: int) -> None:
+    scene = Scene(bus, "test", partitions=2)
+    may_end = asyncio.Event()
+    under_way = 0
+
+    async def handle(record: Record) -> Outcome:
+        nonlocal under_way
+        if record.partition == 0:
+            under_way += 1
+            await may_end.wait()
+        return scene.echo(record)
+
+    scene.write(*(str(number) for number in range(100)), partition=0)
+    worker = scene.worker(FunctionHandler(handle), settings=WorkerSettings(max_in_flight=max_in_flight))
+    async with running(worker):
+        await eventually(lambda: under_way == max_in_flight - max_in_flight // 4, "all that may hang does")
+        scene.write(*(str(number) for number in range(200)), partition=1)
+        await eventually(lambda: scene.committed() == {1: 200}, "the other partition is done")
+        may_end.set()
+        await eventually(lambda: scene.committed() == {0: 100, 1: 200}, "done")
+
+
 async def test_a_paused_partition_that_is_lost_and_comes_back_in_one_poll_is_not_taken_for_paused(
     bus: MemoryBus, scene: Scene
 ) -> None:
