@@ -14,6 +14,7 @@ from clawstream.errors import EngineRejected, EngineUnavailable
 from clawstream.log import Logger
 from services.engine.answer import Answer, Progress
 from services.engine.architecture import read_stop_token_ids
+from services.engine.huge_pages import HugePageMover
 from services.engine.linear import packing_works
 from services.engine.requests import GenerateBody
 from services.engine.responses import ResponseBuilder
@@ -75,6 +76,8 @@ class Engine:
         self._in_flight: dict[str, list[str]] = {}
         """Requests, each with the names of its answers."""
         self._update_lock = asyncio.Lock()
+        self._huge_pages = HugePageMover()
+        self._huge_pages.begin(weights.linears)
 
     @property
     def num_in_flight(self) -> int:
@@ -237,5 +240,6 @@ class Engine:
             version = self.worker.weight_version if weight_version is None else weight_version
             in_flight = await asyncio.wrap_future(self.worker.swap_weights(weights, version))
             self.model_path = str(directory)
+            await asyncio.to_thread(self._huge_pages.begin, weights.linears)
         self._log.info("weights swapped", directory=str(directory), weight_version=version, in_flight=in_flight)
         return in_flight

@@ -10,7 +10,6 @@ from torch import Tensor
 from clawstream.errors import WeightsError
 from services.engine.adapters import CONFIG_NAME, Adapters
 from services.engine.architecture import ModelArchitecture, read_architecture, read_json
-from services.engine.huge_pages import collapse_pages
 from services.engine.linear import Linear, make_linear
 from services.engine.safetensors_files import read_tensors
 
@@ -138,7 +137,6 @@ def load_weights(
     with torch.inference_mode():
         weights = assemble(architecture, reader, packed=packed)
     reader.check_nothing_left()
-    collapse_pages(weights.linears)
     return weights
 
 

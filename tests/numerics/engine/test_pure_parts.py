@@ -1,6 +1,7 @@
 """The engine's logic that needs no model: text, stop strings, sampling, slots, configs, spans."""
 
 import json
+import threading
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from clawstream.errors import WeightsError
 from services.engine.architecture import parse_architecture, read_architecture, read_stop_token_ids
-from services.engine.huge_pages import collapse_pages, huge_pages
+from services.engine.huge_pages import HugePageMover, collapse_page, huge_pages
 from services.engine.linear import make_linear, packing_works
 from services.engine.responses import version_spans
 from services.engine.rope import rotary_tables
@@ -209,8 +210,46 @@ def test_huge_pages_cover_all_packed_weights_and_change_no_result() -> None:
     numbers = huge_pages([large, make_linear(torch.randn(96, 64), None, packed=False)])
     assert len(numbers) in (16, 17)  # 32 MiB seldom begin at a page
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-    assert collapse_pages([large]) <= len(numbers)
+    tried: list[int] = []
+
+    def collapse(number: int) -> bool:
+        tried.append(number)
+        return collapse_page(number)
+
+    mover = HugePageMover(collapse)
+    mover.begin([large])
+    while len(tried) < len(numbers):
+        assert torch.equal(large(x), before)  # serves meanwhile
+    mover.wait()
+    assert set(tried) == set(numbers) & set(huge_pages([large]))
     assert torch.equal(large(x), before)
+
+
+def test_weights_that_serve_no_more_are_not_moved_on() -> None:
+    if not packing_works(torch.float32):
+        assert huge_pages([make_linear(torch.randn(96, 64), None, packed=False)]) == []
+        return
+    old, new = (make_linear(torch.randn(4096, 2048), None, packed=True) for _ in range(2))
+    tried: list[int] = []
+    old_has_begun, new_is_coming = threading.Event(), threading.Event()
+
+    def collapse(number: int) -> bool:
+        tried.append(number)
+        old_has_begun.set()
+        new_is_coming.wait(60.0)
+        return True
+
+    mover = HugePageMover(collapse)
+    mover.begin([old])
+    assert old_has_begun.wait(60.0)
+    beginning = threading.Thread(target=mover.begin, args=([new],))
+    beginning.start()
+    while not mover._no_longer_wanted.is_set():  # pyright: ignore[reportPrivateUsage] - nothing else shows it
+        assert beginning.is_alive()
+    new_is_coming.set()
+    beginning.join()
+    mover.wait()
+    assert tried == [huge_pages([old])[0], *huge_pages([new])]
 
 
 @given(st.integers(1, 700), st.integers(0, 2**32 - 1))
