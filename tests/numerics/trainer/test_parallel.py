@@ -15,7 +15,8 @@ from clawstream.errors import SettingsError
 from services.trainer.algorithms.binary import Binary
 from services.trainer.checkpoint import CheckpointStore
 from services.trainer.engine.parallel import ParallelLayout
-from services.trainer.policy import PolicySnapshot, PolicyTrainer
+from services.trainer.policy import PolicyTrainer
+from services.trainer.policy_snapshot import PolicySnapshot
 from services.trainer.sample import StepResult
 from tests.fixtures.training_samples import random_samples
 from tests.numerics.trainer.parallel_worker import LORA, LOSSES, RATE, REWARDS, samples, step_of, taught
