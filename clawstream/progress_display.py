@@ -8,7 +8,7 @@ with ProgressDisplay(errors, SystemClock(), total=72, unit="answers") as display
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
@@ -85,7 +85,7 @@ class ProgressDisplay:
             self._print_line()
 
     @contextmanager
-    def preparing(self, doing: str) -> Iterator[None]:
+    def preparing(self, doing: str) -> Generator[None]:
         """Time that is spent inside counts for no rate."""
         since = self._preparing_since = self._clock.monotonic_seconds()
         self.describe(doing)
