@@ -22,6 +22,7 @@ from clawstream.evaluation.report import print_comparison, verdict, write_json, 
 from clawstream.evaluation.respondents import ChatRespondent, EngineRespondent, Respondent, Sampling
 from clawstream.evaluation.served import served_engine
 from clawstream.evaluation.targets import Target, TargetKind, check_names, parse_target
+from clawstream.interruption import terminated_like_interrupted
 from clawstream.progress_display import ProgressDisplay
 from clawstream.rendering.interface import ChatRenderer
 
@@ -66,20 +67,21 @@ def evaluate(
     report = directory / f"eval-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     report.mkdir(parents=True)
     sampling = Sampling(temperature, max_tokens)
-    answers = asyncio.run(
-        _ask_targets(
-            targets,
-            held_out,
-            wish,
-            sampling,
-            seeds=range(seed, seed + seeds),
-            samples=samples,
-            concurrent=concurrent,
-            open_respondent=lambda target: _open(
-                target, tokenizer, report, threads=threads, slots=concurrent, model=model, api_key=api_key
-            ),
+    with terminated_like_interrupted():  # an engine that was started must not stay behind
+        answers = asyncio.run(
+            _ask_targets(
+                targets,
+                held_out,
+                wish,
+                sampling,
+                seeds=range(seed, seed + seeds),
+                samples=samples,
+                concurrent=concurrent,
+                open_respondent=lambda target: _open(
+                    target, tokenizer, report, threads=threads, slots=concurrent, model=model, api_key=api_key
+                ),
+            )
         )
-    )
     comparison = compare(answers, control=targets[0].name, confidence=confidence, resamples=resamples, seed=seed)
     print_comparison(output, comparison)
     for each in comparison.versions[1:]:

@@ -14,6 +14,7 @@ import typer
 from clawstream.chat_client import ChatClient
 from clawstream.cli.terminal import errors, output
 from clawstream.errors import ClawstreamError
+from clawstream.interruption import terminated_like_interrupted
 from examples.environments.terminal.console import GatewayAway, print_reasons, print_table, run_shown
 from examples.environments.terminal.limits import MEGABYTE, Limits
 from examples.environments.terminal.rollout import RolloutOptions, RolloutResult
@@ -24,6 +25,8 @@ from examples.environments.terminal.task import TASKS_DIRECTORY, load_tasks
 
 DEFAULTS = Limits()
 """Unless the command line says otherwise."""
+_EXIT_CODE_INTERRUPTED = 130
+"""As shells have it: 128 and SIGINT's number."""
 
 
 def main(
@@ -49,6 +52,7 @@ def main(
     report: Annotated[Path | None, typer.Option(help="Where to write everything as JSON.")] = None,
 ) -> None:
     """Let the policy solve terminal tasks in a sandbox, and tell the gateway how each attempt ended."""
+    is_interrupted = False
     try:
         isolation, in_words = asyncio.run(choose_isolation(allow_unsandboxed=allow_unsandboxed))
         errors.print(f"Sandbox: {in_words}")
@@ -76,7 +80,13 @@ def main(
         client = ChatClient(
             gateway, api_key=api_key, model=model, patience_seconds=patience_seconds, on_wait=waiting.note
         )
-        results = asyncio.run(run_shown(client, plans, options, concurrent, errors, waiting))
+        results: list[RolloutResult | FailedRollout] = []
+        try:
+            with terminated_like_interrupted():
+                asyncio.run(run_shown(client, plans, options, concurrent, errors, waiting, results))
+        except KeyboardInterrupt:
+            errors.print(f"interrupted: {len(plans) - len(results)} of {len(plans)} attempts have no outcome")
+            is_interrupted = True
     except ClawstreamError as error:
         errors.print(str(error), style="red", markup=False)
         sys.exit(1)
@@ -90,12 +100,15 @@ def main(
         document = {
             "isolation": isolation,
             "seed": seed,
+            "is_interrupted": is_interrupted,
             "tasks": [{**asdict(summary), "pass_rate": summary.pass_rate} for summary in summaries],
             "rollouts": [asdict(result) for result in results],
         }
         report.parent.mkdir(parents=True, exist_ok=True)
         report.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
         errors.print(f"wrote {os.path.relpath(report)}")
+    if is_interrupted:
+        sys.exit(_EXIT_CODE_INTERRUPTED)
     if not any(isinstance(result, RolloutResult) and result.steps for result in results):
         sys.exit(1)
 

@@ -42,8 +42,12 @@ async def run_shown(
     concurrent: int,
     console: Console,
     waiting: GatewayAway,
-) -> list[RolloutResult | FailedRollout]:
-    """All attempts, with a line that shows how far they are; an attempt is as far as its answers are of `max_steps`."""
+    results: list[RolloutResult | FailedRollout],
+) -> None:
+    """All attempts, with a line that shows how far they are; an attempt is as far as its answers are of `max_steps`.
+
+    `results` gets each one as it ends: what there is when the run is interrupted.
+    """
     clock = SystemClock()
     began_at_seconds = clock.monotonic_seconds()
     answers: Counter[str] = Counter()
@@ -65,13 +69,14 @@ async def run_shown(
 
         def on_end(result: RolloutResult | FailedRollout) -> None:
             nonlocal ended, solved
+            results.append(result)
             ended += 1
             solved += isinstance(result, RolloutResult) and result.solved
             say()
             display.advance(1 - answers[result.rollout_id] / options.max_steps)
 
         async with client:
-            return await run_all(client, plans, options, concurrent=concurrent, on_end=on_end, on_answer=on_answer)
+            await run_all(client, plans, options, concurrent=concurrent, on_end=on_end, on_answer=on_answer)
 
 
 def print_reasons(console: Console, what: str, reasons: Sequence[str]) -> None:

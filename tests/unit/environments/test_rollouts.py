@@ -189,7 +189,8 @@ async def test_what_the_gateway_refuses_is_told_with_its_reason(gateway: Gateway
     said = io.StringIO()
     console = Console(file=said, width=400)
     client = ChatClient(f"{gateway.base_url}/v1", api_key="unused", model="another", patience_seconds=0)
-    results = await run_shown(client, plans, OPTIONS, 2, console, GatewayAway(console, 0))
+    results: list[Any] = []
+    await run_shown(client, plans, OPTIONS, 2, console, GatewayAway(console, 0), results)
     print_reasons(console, "refused", [one.detail for one in results if isinstance(one, RolloutResult)])
     assert re.search(r"2 attempts refused: .*404.*another", said.getvalue())
 
