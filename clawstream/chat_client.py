@@ -47,8 +47,12 @@ class ChatClient:
         model: str | None,
         patience_seconds: float,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        on_wait: Callable[[EngineUnavailable], None] = lambda problem: None,
     ) -> None:
-        """`base_url` ends in `/v1`, as OpenAI clients have it. Without `model` the endpoint's default answers."""
+        """`base_url` ends in `/v1`, as OpenAI clients have it. Without `model` the endpoint's default answers.
+
+        `on_wait` hears, before each pause, what is waited for.
+        """
         self._http = httpx.AsyncClient(
             base_url=base_url.rstrip("/") + "/",
             headers={"Authorization": f"Bearer {api_key}", "User-Agent": "clawstream"},
@@ -58,6 +62,7 @@ class ChatClient:
         self._model = model
         self._patience_seconds = patience_seconds
         self._sleep = sleep
+        self._on_wait = on_wait
 
     async def __aenter__(self) -> Self:
         return self
@@ -111,6 +116,7 @@ class ChatClient:
                 problem, advice = EngineUnavailable(said), _seconds(response.headers.get("retry-after"))
             if waited >= self._patience_seconds:
                 raise problem
+            self._on_wait(problem)
             pause = advice if advice is not None else wait * random.uniform(0.5, 1.0)
             await self._sleep(pause)
             waited, wait = waited + pause, min(wait * 2, _LONGEST_WAIT_SECONDS)

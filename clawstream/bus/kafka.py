@@ -6,8 +6,9 @@ from clawstream.bus import kafka_properties
 from clawstream.bus.interface import Admin, Consumer, Producer, RebalanceCallbacks, TransactionalProducer
 from clawstream.bus.kafka_admin import KafkaAdmin
 from clawstream.bus.kafka_consumer import KafkaConsumer
-from clawstream.bus.kafka_producer import KafkaProducer, KafkaTransactionalProducer
+from clawstream.bus.kafka_producer import KafkaProducer
 from clawstream.bus.kafka_properties import TRANSACTION_TIMEOUT_SECONDS
+from clawstream.bus.kafka_transactional_producer import KafkaTransactionalProducer
 from clawstream.settings import KafkaSettings
 
 

@@ -2,16 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from clawstream.chat_client import ChatClient
 from clawstream.cli.terminal import errors, output
+from clawstream.clock import SystemClock
 from clawstream.engine.client import HttpEngineClient
 from clawstream.errors import MissingDependencyError, SettingsError
 from clawstream.evaluation.asking import MeasuredAnswer, ask_all
@@ -22,6 +22,8 @@ from clawstream.evaluation.report import print_comparison, verdict, write_json, 
 from clawstream.evaluation.respondents import ChatRespondent, EngineRespondent, Respondent, Sampling
 from clawstream.evaluation.served import served_engine
 from clawstream.evaluation.targets import Target, TargetKind, check_names, parse_target
+from clawstream.interruption import terminated_like_interrupted
+from clawstream.progress_display import ProgressDisplay
 from clawstream.rendering.interface import ChatRenderer
 
 _STARTUP_SECONDS = 300.0
@@ -65,20 +67,21 @@ def evaluate(
     report = directory / f"eval-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     report.mkdir(parents=True)
     sampling = Sampling(temperature, max_tokens)
-    answers = asyncio.run(
-        _ask_targets(
-            targets,
-            held_out,
-            wish,
-            sampling,
-            seeds=range(seed, seed + seeds),
-            samples=samples,
-            concurrent=concurrent,
-            open_respondent=lambda target: _open(
-                target, tokenizer, report, threads=threads, slots=concurrent, model=model, api_key=api_key
-            ),
+    with terminated_like_interrupted():  # an engine that was started must not stay behind
+        answers = asyncio.run(
+            _ask_targets(
+                targets,
+                held_out,
+                wish,
+                sampling,
+                seeds=range(seed, seed + seeds),
+                samples=samples,
+                concurrent=concurrent,
+                open_respondent=lambda target: _open(
+                    target, tokenizer, report, threads=threads, slots=concurrent, model=model, api_key=api_key
+                ),
+            )
         )
-    )
     comparison = compare(answers, control=targets[0].name, confidence=confidence, resamples=resamples, seed=seed)
     print_comparison(output, comparison)
     for each in comparison.versions[1:]:
@@ -113,22 +116,14 @@ async def _ask_targets(
     open_respondent: Callable[[Target], AbstractAsyncContextManager[Respondent]],
 ) -> dict[str, list[MeasuredAnswer]]:
     """One target after another, so that two engines never share the machine."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
     answers: dict[str, list[MeasuredAnswer]] = {}
-    with Progress(*columns, console=errors) as progress:
-        per_target = len(questions) * len(seeds) * samples
-        line = progress.add_task("answers", total=per_target * len(targets))
+    total = len(questions) * len(seeds) * samples * len(targets)
+    with ProgressDisplay(errors, SystemClock(), total=total, unit="answers") as display:
         for target in targets:
-            progress.update(line, description=f"starting {target.name}")
-            async with open_respondent(target) as respondent:
-                progress.update(line, description=target.name)
+            async with AsyncExitStack() as stack:
+                with display.preparing(f"starting {target.name}"):
+                    respondent = await stack.enter_async_context(open_respondent(target))
+                display.describe(target.name)
                 answers[target.name] = await ask_all(
                     respondent,
                     questions,
@@ -137,7 +132,7 @@ async def _ask_targets(
                     seeds=seeds,
                     samples_per_question=samples,
                     concurrent=concurrent,
-                    advance=lambda: progress.advance(line),
+                    advance=display.advance,
                 )
     return answers
 

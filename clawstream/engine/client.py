@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, cast
 
 import aiohttp
 import orjson
 
+from clawstream.engine.connection import MAX_ERROR_CHARACTERS, EngineConnection, read_to_end
 from clawstream.engine.event_stream import EventStreamSplitter
 from clawstream.engine.interface import (
     GenerationChunk,
@@ -19,23 +20,9 @@ from clawstream.engine.interface import (
 )
 from clawstream.engine.token_ids import check_token_ids
 from clawstream.engine.wire import ChunkReader, parse_scores, parse_token_texts, parse_weight_version
-from clawstream.errors import (
-    EngineError,
-    EngineProtocolError,
-    EngineRejected,
-    EngineTimeout,
-    EngineUnavailable,
-    EngineUnreachable,
-)
+from clawstream.errors import EngineError, EngineProtocolError, EngineRejected, EngineUnreachable
 from clawstream.wait_limit import WaitLimit
 
-_MAX_ERROR_CHARACTERS = 2000
-"""Of an engine's error body that is kept."""
-_KEEP_ALIVE_SECONDS = 2.0
-"""An idle connection is used again only so long. Uvicorn, which serves SGLang, closes it after 5 seconds: a POST that
-meets the closing fails, and cannot be repeated blindly."""
-_END_OF_STREAM_SECONDS = 0.05
-"""How long the end of a stream is waited for once the answer is complete."""
 _NOT_FOUND = 404
 _NOT_READY = 503
 
@@ -82,14 +69,12 @@ class HttpEngineClient:
         whoever says so must have a deadline of its own.
         """
         self._name = name
-        self._base_url = base_url.rstrip("/")
         self._timeouts = timeouts or EngineTimeouts()
-        self._headers = {"content-type": "application/json"}
-        if api_key is not None:
-            self._headers["authorization"] = f"Bearer {api_key}"
+        self._connection = EngineConnection(
+            name, base_url, connect_seconds=self._timeouts.connect_seconds, api_key=api_key
+        )
         self._vocabulary_size = vocabulary_size
         self._may_be_silent = may_be_silent
-        self._session: aiohttp.ClientSession | None = None
 
     @property
     def name(self) -> str:
@@ -107,14 +92,11 @@ class HttpEngineClient:
         self._check_ids(body)
         reader, splitter = ChunkReader(self._name), EventStreamSplitter()
         tokens = 0
-        async with self._errors_mapped("/generate"):
+        async with self._connection.errors_mapped("/generate"):
             async with asyncio.timeout(self._timeouts.first_chunk_seconds):
-                response = await self._open_session().post(
-                    f"{self._base_url}/generate", data=orjson.dumps(body), headers=self._headers
-                )
+                response = await self._connection.post("/generate", body)
             async with response:
-                if response.status >= 400:
-                    await self._raise_for_status("/generate", response)
+                await self._connection.raise_for_status("/generate", response)
                 request.on_accepted()
                 # No deadline is open while the consumer works on a chunk: its time does not count.
                 wait_seconds = self._timeouts.first_chunk_seconds
@@ -127,7 +109,7 @@ class HttpEngineClient:
                             tokens += len(chunk.token_ids)
                             yield chunk
                             if chunk.finish_reason is not None:
-                                await _read_to_end(response)
+                                await read_to_end(response)
                                 return
                             wait_seconds = self._timeouts.idle_seconds
         raise EngineUnreachable(f"engine {self._name}: the answer broke off after {tokens} tokens")
@@ -146,7 +128,7 @@ class HttpEngineClient:
         parameters = {**sampling_parameters, **({"n": answers} if answers > 1 else {})}
         body = {"input_ids": list(input_ids), "sampling_params": parameters, "stream": False}
         self._check_ids(body)
-        found = await self._call("POST", "/generate", orjson.dumps(body), self._timeouts.call_seconds)
+        found = await self._connection.call("POST", "/generate", body, self._timeouts.call_seconds)
         items = cast("list[object]", found) if isinstance(found, list) else [found]
         texts = [text for item in items[:answers] if (text := _text_and_meta(item)) is not None]
         if not texts:
@@ -206,7 +188,7 @@ class HttpEngineClient:
         return True
 
     async def accepts_requests(self) -> bool:
-        status = await self._status_of("/ready", self._timeouts.health_seconds)
+        status = await self._connection.status_of("/ready", self._timeouts.health_seconds)
         return status != _NOT_READY
 
     async def server_information(self) -> Mapping[str, Any]:
@@ -230,7 +212,7 @@ class HttpEngineClient:
             self._timeouts.load_weights_seconds,
         )
         if answer.get("success") is not True:
-            message = str(answer.get("message", ""))[:_MAX_ERROR_CHARACTERS]
+            message = str(answer.get("message", ""))[:MAX_ERROR_CHARACTERS]
             raise EngineRejected(
                 f"engine {self._name}: version {weight_version} was not loaded: {message}; "
                 "its version is unknown until an explicit load succeeds",
@@ -245,19 +227,7 @@ class HttpEngineClient:
         await self._post("/abort_request", {"rid": request_id}, self._timeouts.control_seconds)
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
-
-    def _open_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._timeouts.connect_seconds),
-                read_bufsize=1 << 20,
-                cookie_jar=aiohttp.DummyCookieJar(),
-            )
-        return self._session
+        await self._connection.close()
 
     async def _generate_whole(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         self._check_ids(body)
@@ -267,60 +237,10 @@ class HttpEngineClient:
         check_token_ids(body, vocabulary_size=self._vocabulary_size, engine=self._name)
 
     async def _post(self, path: str, body: Mapping[str, Any], timeout_seconds: float) -> Mapping[str, Any]:
-        return _as_object(await self._call("POST", path, orjson.dumps(body), timeout_seconds))
+        return _as_object(await self._connection.call("POST", path, body, timeout_seconds))
 
     async def _get(self, path: str, timeout_seconds: float) -> Mapping[str, Any]:
-        return _as_object(await self._call("GET", path, None, timeout_seconds))
-
-    async def _status_of(self, path: str, timeout_seconds: float) -> int:
-        async with (
-            self._errors_mapped(path),
-            asyncio.timeout(timeout_seconds),
-            self._open_session().get(f"{self._base_url}{path}", headers=self._headers) as response,
-        ):
-            return response.status
-
-    async def _call(self, method: str, path: str, body: bytes | None, timeout_seconds: float) -> object:
-        """A whole call. An answer that is not JSON is given as text: SGLang has some."""
-        async with (
-            self._errors_mapped(path),
-            asyncio.timeout(timeout_seconds),
-            self._open_session().request(
-                method, f"{self._base_url}{path}", data=body, headers=self._headers
-            ) as response,
-        ):
-            if response.status >= 400:
-                await self._raise_for_status(path, response)
-            content = await response.read()
-        try:
-            return orjson.loads(content) if content else {}
-        except orjson.JSONDecodeError:
-            return content.decode("utf-8", errors="replace")
-
-    @asynccontextmanager
-    async def _errors_mapped(self, path: str) -> AsyncGenerator[None]:
-        """What aiohttp and asyncio raise, as errors of ours."""
-        try:
-            yield
-        except (aiohttp.ConnectionTimeoutError, aiohttp.ServerTimeoutError, TimeoutError) as error:
-            if isinstance(error, EngineTimeout):
-                raise
-            raise EngineTimeout(f"engine {self._name} at {self._base_url}{path}: no answer in time") from error
-        except (aiohttp.ClientError, ConnectionError) as error:
-            if isinstance(error, EngineError):
-                raise
-            raise EngineUnreachable(f"engine {self._name} at {self._base_url}{path}: {error}") from error
-
-    async def _raise_for_status(self, path: str, response: aiohttp.ClientResponse) -> None:
-        body = await response.text(errors="replace")
-        self._raise_error(path, response.status, _error_message(body))
-
-    def _raise_error(self, path: str, status: int, message: str) -> None:
-        if 400 <= status < 500:
-            raise EngineRejected(
-                f"engine {self._name}: {path} answered {status}: {message}", status=status, body=message
-            )
-        raise EngineUnavailable(f"engine {self._name}: {path} answered {status}: {message}")
+        return _as_object(await self._connection.call("GET", path, None, timeout_seconds))
 
     def _checked_chunk(self, data: bytes) -> Mapping[str, Any]:
         """A streamed chunk. An error inside the stream is raised as if it were the status."""
@@ -335,16 +255,10 @@ class HttpEngineClient:
         if failure is not None:
             record = cast("dict[str, Any]", failure) if isinstance(failure, dict) else {"message": failure}
             code = record.get("code")
-            self._raise_error("/generate", code if isinstance(code, int) else 500, str(record.get("message", "")))
+            self._connection.raise_error(
+                "/generate", code if isinstance(code, int) else 500, str(record.get("message", ""))
+            )
         return checked
-
-
-async def _read_to_end(response: aiohttp.ClientResponse) -> None:
-    """A connection with something left to read is closed: the next request would have to open another one first."""
-    with suppress(aiohttp.ClientError, ConnectionError, TimeoutError):
-        async with asyncio.timeout(_END_OF_STREAM_SECONDS):
-            while not response.content.at_eof():
-                await response.content.readany()
 
 
 def _text_and_meta(item: object) -> tuple[str, Mapping[str, Any]] | None:
@@ -357,15 +271,3 @@ def _text_and_meta(item: object) -> tuple[str, Mapping[str, Any]] | None:
 def _as_object(answer: object) -> Mapping[str, Any]:
     """What is no object as `{"message": answer}`."""
     return cast("dict[str, Any]", answer) if isinstance(answer, dict) else {"message": answer}
-
-
-def _error_message(body: str) -> str:
-    """The message inside the error shapes that SGLang uses, else the text itself."""
-    try:
-        found = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return body[:_MAX_ERROR_CHARACTERS]
-    while isinstance(found, dict):
-        record = cast("dict[str, Any]", found)
-        found = record.get("error") or record.get("message") or record.get("detail")
-    return str(found or body)[:_MAX_ERROR_CHARACTERS]

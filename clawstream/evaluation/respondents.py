@@ -5,6 +5,7 @@ from typing import Protocol
 
 from clawstream.chat_client import ChatClient
 from clawstream.engine.interface import EngineClient, GenerationRequest
+from clawstream.ids import derive
 from clawstream.rendering.interface import ChatRenderer
 
 
@@ -54,7 +55,7 @@ class EngineRespondent:
         ids: list[int] = []
         logprobs: list[float] = []
         finish_reason = None
-        request = GenerationRequest(f"eval-{seed}-{question[:60]}", prompt.token_ids, parameters)
+        request = GenerationRequest(derive("evaluation", seed, question), prompt.token_ids, parameters)
         async for chunk in self._engine.generate(request):
             ids += chunk.token_ids
             logprobs += [logprob for logprob in chunk.logprobs if logprob is not None]

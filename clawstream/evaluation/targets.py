@@ -39,8 +39,22 @@ def parse_target(text: str, *, default_name: str | None = None) -> Target:
         return Target(name or default_name or place.rstrip("/"), kind, place.rstrip("/"))
     directory = Path(place)
     if not (directory / "config.json").is_file():
-        raise SettingsError(f"{place!r} is neither an address nor a model directory (no config.json in it)")
+        raise SettingsError(f"{place!r} is neither an address nor a model directory: {_what_it_lacks(directory)}")
     return Target(name or default_name or directory.resolve().name, TargetKind.DIRECTORY, str(directory))
+
+
+def _what_it_lacks(directory: Path) -> str:
+    if (directory / "adapter_config.json").is_file():
+        return "it holds adapters, no whole model; name the address of an engine that serves them"
+    if directory.is_dir():
+        return "there is no config.json in it"
+    beside = sorted(file.parent.name for file in directory.parent.glob("*/config.json"))
+    if not beside:
+        return "it does not exist"
+    return (
+        f"it does not exist, but beside it {', '.join(beside)}; of published versions only the newest stay "
+        "(trainer.weights_keep)"
+    )
 
 
 def check_names(targets: list[Target]) -> None:

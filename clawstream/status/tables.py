@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
+from clawstream.durations import duration
 from clawstream.status.snapshot import LogSnapshot, Snapshot
 from clawstream.topics import topic_definitions
 
@@ -44,7 +45,7 @@ def _processes(snapshot: Snapshot) -> Table:
         table.add_row(
             process.name,
             state,
-            _duration((snapshot.taken_at - process.since).total_seconds()),
+            duration((snapshot.taken_at - process.since).total_seconds()),
             str(process.pid or ""),
             str(process.starts),
             process.detail or process.last_exit,
@@ -62,7 +63,7 @@ def _flow(log: LogSnapshot) -> Table:
             table.add_row(topic, str(log.offsets[topic]), "", "", "")
             continue
         count = f"{'>= ' if lag.is_lower_bound else ''}{lag.records}"
-        oldest = "" if lag.oldest_seconds is None else _duration(lag.oldest_seconds)
+        oldest = "" if lag.oldest_seconds is None else duration(lag.oldest_seconds)
         table.add_row(topic, str(log.offsets[topic]), lag.stage, count, oldest)
     return table
 
@@ -99,8 +100,8 @@ def _steps(snapshot: Snapshot) -> Table:
             "" if step.mean_reward is None else f"{step.mean_reward:+.2f}",
             "" if step.mean_age is None else f"{step.mean_age:.1f}",
             step.closed_by,
-            _duration(step.seconds),
-            _duration((snapshot.taken_at - step.finished_at).total_seconds()),
+            duration(step.seconds),
+            duration((snapshot.taken_at - step.finished_at).total_seconds()),
             ", ".join(f"{reason} {count}" for reason, count in sorted(step.drops.items())),
             "; ".join(step.guards),
         )
@@ -114,11 +115,3 @@ def _reasons(snapshot: Snapshot) -> Table:
             if reason:
                 table.add_row(what, reason, f"{count:.0f}")
     return table
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.1f} d"

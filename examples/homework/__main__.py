@@ -11,12 +11,13 @@ from typing import Annotated
 import orjson
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from clawstream.chat_client import ChatClient
+from clawstream.clock import SystemClock
 from clawstream.errors import ClawstreamError, EngineError
 from clawstream.evaluation.statistics import METHOD, Bootstrap, Estimate
+from clawstream.progress_display import ProgressDisplay
 from examples.homework.problems import SHIPPED_FILE, load_problems
 from examples.homework.scenario import Assignment, ConversationResult, Role, assignments, converse
 
@@ -97,18 +98,10 @@ async def hold_all(
     client: ChatClient, planned: Sequence[Assignment], effort: Effort, console: Console
 ) -> tuple[list[ConversationResult], list[str]]:
     """All conversations, `concurrent` at a time, with a line that shows how far they are; and what failed, in words."""
-    columns = (
-        TextColumn("conversations"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
     slots = asyncio.Semaphore(effort.concurrent)
-    with Progress(*columns, console=console) as progress:
-        line = progress.add_task("conversations", total=len(planned) * effort.seeds)
-
+    total = len(planned) * effort.seeds
+    with ProgressDisplay(console, SystemClock(), total=total, unit="conversations") as display:
+        display.describe("homework")
         results: list[ConversationResult] = []
         failures: list[str] = []
 
@@ -127,7 +120,7 @@ async def hold_all(
                     results.append(result)
                 except EngineError as error:
                     failures.append(f"{assignment.role.value}, {assignment.problem.question[:60]!r}: {error}")
-            progress.advance(line)
+            display.advance()
 
         numbers = range(effort.first_seed, effort.first_seed + effort.seeds)
         async with client:

@@ -5,7 +5,8 @@ engine is asked first and the request placed meanwhile: no client waits for the 
 """
 
 import asyncio
-from contextlib import aclosing
+from collections.abc import Generator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
@@ -17,7 +18,7 @@ from clawstream.engine.interface import EngineClient, GenerationChunk, Generatio
 from clawstream.errors import (
     ClawstreamError,
     EngineError,
-    EngineProtocolError,
+    EngineRejected,
     EngineTimeout,
     EngineUnavailable,
     RequestRefused,
@@ -99,6 +100,8 @@ class Generation:
         self._sampling_task: asyncio.Task[None] | None = None
         # Of the attempt that is under way.
         self._engine: EngineClient | None = None
+        self._holder: EngineClient | None = None
+        """The engine that has the request now; None while none has it, as between two attempts."""
         self._request_id = ""
         self._capture = Capture()
         self._answer: AnswerStream | None = None
@@ -145,6 +148,7 @@ class Generation:
             await self._fail(placing, to_refusal(error))
         except Exception as error:
             self._logger.exception("a request failed", error=type(error).__name__)
+            await self._abort()
             await self._fail(placing, to_refusal(ClawstreamError()))
         except asyncio.CancelledError:
             # Whoever cancels this task from outside ends the process; the reader must not wait for ever.
@@ -186,9 +190,8 @@ class Generation:
         # An answer may be whole before sampling ends: the end of the engine's stream is waited for a moment longer.
         is_whole = self._capture.finish_reason not in (None, "abort")
         is_complete = failure is None and (self._stop is None or is_whole)
-        engine_may_go_on = failure is None or isinstance(failure, (EngineTimeout, EngineProtocolError))
-        if self._engine is not None and not is_complete and engine_may_go_on:
-            await self._abort(self._engine)
+        if not is_complete:
+            await self._abort()
         placement = await placing
         if is_complete:
             await self._finish(placement)
@@ -208,7 +211,8 @@ class Generation:
             async with self._router.lease(self._session_id) as lease:
                 self._begin(lease.engine, attempt)
                 try:
-                    await self._stream_from(lease.engine)
+                    with self._held_by(lease.engine):
+                        await self._stream_from(lease.engine)
                     return
                 except (EngineUnavailable, EngineTimeout) as error:
                     self._router.report_failure(lease.engine.name)
@@ -226,6 +230,17 @@ class Generation:
         self._first_token_at = None
         self._stop_string = None
         self._answer = None
+
+    @contextmanager
+    def _held_by(self, engine: EngineClient) -> Generator[None]:
+        """While the engine is asked; and after what ends our asking, but not its work."""
+        self._holder = engine
+        try:
+            yield
+        except (EngineUnavailable, EngineRejected):
+            self._holder = None
+            raise
+        self._holder = None
 
     async def _stream_from(self, engine: EngineClient) -> None:
         request = GenerationRequest(
@@ -323,8 +338,11 @@ class Generation:
             self._metrics.increment("turns_untrainable_total", reason=turn.untrainable_reason.value)
         return recorded
 
-    async def _abort(self, engine: EngineClient) -> None:
-        """Tells the engine to stop. The connection is closed already; some engines notice that late."""
+    async def _abort(self) -> None:
+        """Tells the engine that has the request to stop. The connection is closed already; some notice that late."""
+        engine, self._holder = self._holder, None
+        if engine is None:
+            return
         try:
             async with asyncio.timeout(_ABORT_SECONDS):
                 await engine.abort(self._request_id)

@@ -33,7 +33,8 @@ from clawstream.durable_files import (
 from clawstream.errors import ClawstreamError, TurnLedgerError
 from services.trainer.engine.optimizer import MOMENTS
 from services.trainer.engine.weights import SafetensorsDirectory
-from services.trainer.policy import PolicySnapshot, PolicyTrainer
+from services.trainer.policy import PolicyTrainer
+from services.trainer.policy_snapshot import PolicySnapshot
 
 _STATE = "state.json"
 _MANIFEST = "manifest.json"

@@ -7,7 +7,7 @@ from typing import Any
 
 from services.trainer.checkpoint import CheckpointStore
 from services.trainer.ledger_file import LedgerFile
-from services.trainer.policy import PolicySnapshot
+from services.trainer.policy_snapshot import PolicySnapshot
 from services.trainer.ports import NewVersion, Snapshot
 from services.trainer.publish import WeightStore
 from services.trainer.turn_ledger import LedgerAddition, LedgerEntry

@@ -22,7 +22,7 @@ from clawstream.weights.manifest import manifest_sha256, seal, verify
 from services.trainer.engine.adapter_weights import CONFIG_NAME, WEIGHTS_NAME, adapter_config
 from services.trainer.engine.lora import LoraSettings
 from services.trainer.engine.weights import SafetensorsDirectory
-from services.trainer.policy import PolicySnapshot
+from services.trainer.policy_snapshot import PolicySnapshot
 
 _NOT_COPIED = (".safetensors", ".safetensors.index.json", ".bin", ".gguf", ".pt", ".pth", "manifest.json")
 """Ends of the base model's file names that hold weights, or describe those weights."""

@@ -26,7 +26,8 @@ from services.trainer.checkpoint import read_checkpoint
 from services.trainer.engine import cpu_platform
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.guards.controls import StepControls
-from services.trainer.policy import PolicySnapshot, PolicyTrainer
+from services.trainer.policy import PolicyTrainer
+from services.trainer.policy_snapshot import PolicySnapshot
 from services.trainer.questions import question_as_document, question_from_document
 from services.trainer.sample import StepResult, TrainingSample
 

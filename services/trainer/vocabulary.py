@@ -1,13 +1,31 @@
 # pyright: basic
 # Reason: reads documents of no fixed form.
-"""Whether two models mean the same by their token ids, as far as their folders tell."""
+"""Whether token ids fit a model, and whether two models mean the same by them, as far as their folders tell."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from clawstream.errors import SettingsError
 from services.trainer.engine.model import PolicyModel
+from services.trainer.sample import TrainingSample
+
+
+def check_token_ids(samples: Sequence[TrainingSample], vocabulary_size: int) -> None:
+    """Raises ValueError, naming the sample, for an id that a model of so many ids does not have."""
+    for sample in samples:
+        teacher = sample.teacher
+        targets = [] if teacher is None else [each.ids for each in (teacher.top, teacher.support) if each]
+        texts = [sample.prompt_ids, sample.response_ids]
+        if sample.asked_prompt_ids is not None:
+            texts.append(sample.asked_prompt_ids)
+        for lowest, ids in (*((0, each) for each in texts), *((-1, each) for each in targets)):  # -1: no id
+            if ids.size and (ids.min() < lowest or ids.max() >= vocabulary_size):
+                raise ValueError(
+                    f"sample {sample.sample_id}: token ids {ids.min()}..{ids.max()} do not fit "
+                    f"the model's vocabulary of {vocabulary_size}; it was made with another tokenizer"
+                )
 
 
 def check_shares_vocabulary(directory: Path, policy_directory: Path, teacher: PolicyModel, policy: PolicyModel) -> None:

@@ -14,6 +14,7 @@ from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.guards.knobs import Knob
 from services.trainer.own_teacher import OwnTeacherOptions
 from services.trainer.policy import PolicyTrainer
+from services.trainer.policy_models import ModelOptions
 from services.trainer.publish import WeightStore
 from services.trainer.settings import TrainerSettings
 
@@ -28,6 +29,12 @@ def new_policy(settings: TrainerSettings, layout: ParallelLayout) -> PolicyTrain
     return PolicyTrainer(
         layout,
         load_algorithm(settings.algorithm.factory, settings.algorithm.options),
+        model_options=ModelOptions(
+            dtype=getattr(torch, settings.dtype),
+            recompute_activations=settings.recompute_activations,
+            lora=lora_settings(settings),
+            seed=settings.seed,
+        ),
         optimizer_settings=OptimizerSettings(
             optimizer.beta1,
             optimizer.beta2,
@@ -36,10 +43,6 @@ def new_policy(settings: TrainerSettings, layout: ParallelLayout) -> PolicyTrain
             optimizer.max_gradient_norm,
         ),
         tokens_per_micro_batch=settings.tokens_per_micro_batch,
-        dtype=getattr(torch, settings.dtype),
-        recompute_activations=settings.recompute_activations,
-        lora=lora_settings(settings),
-        seed=settings.seed,
         updates_per_batch=settings.updates_per_batch,
         reference_directory=settings.model,
         with_coefficients=with_coefficients,

@@ -3,30 +3,30 @@
 import asyncio
 import os
 import sys
-import time
 import uuid
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import orjson
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from clawstream.chat_client import ChatClient
+from clawstream.cli.terminal import errors, output
 from clawstream.errors import ClawstreamError
+from clawstream.interruption import terminated_like_interrupted
+from examples.environments.terminal.console import GatewayAway, print_reasons, print_table, run_shown
 from examples.environments.terminal.limits import MEGABYTE, Limits
-from examples.environments.terminal.rollout import RolloutOptions, RolloutPlan, RolloutResult
-from examples.environments.terminal.run import FailedRollout, TaskSummary, plan_rollouts, run_all, summarise
+from examples.environments.terminal.rollout import RolloutOptions, RolloutResult
+from examples.environments.terminal.run import FailedRollout, plan_rollouts, summarise
 from examples.environments.terminal.sandbox import choose_isolation
 from examples.environments.terminal.step_judge import load_step_judge
 from examples.environments.terminal.task import TASKS_DIRECTORY, load_tasks
 
 DEFAULTS = Limits()
 """Unless the command line says otherwise."""
+_EXIT_CODE_INTERRUPTED = 130
+"""As shells have it: 128 and SIGINT's number."""
 
 
 def main(
@@ -52,10 +52,10 @@ def main(
     report: Annotated[Path | None, typer.Option(help="Where to write everything as JSON.")] = None,
 ) -> None:
     """Let the policy solve terminal tasks in a sandbox, and tell the gateway how each attempt ended."""
-    console = Console(stderr=True)
+    is_interrupted = False
     try:
         isolation, in_words = asyncio.run(choose_isolation(allow_unsandboxed=allow_unsandboxed))
-        console.print(f"Sandbox: {in_words}")
+        errors.print(f"Sandbox: {in_words}")
         options = RolloutOptions(
             max_steps=max_steps,
             max_tokens=max_tokens,
@@ -76,81 +76,41 @@ def main(
             run_id=run_id or f"terminal-{uuid.uuid4().hex[:12]}",
             seed=seed,
         )
-        client = ChatClient(gateway, api_key=api_key, model=model, patience_seconds=patience_seconds)
-        results = asyncio.run(run(client, plans, options, concurrent, console))
+        waiting = GatewayAway(errors, patience_seconds)
+        client = ChatClient(
+            gateway, api_key=api_key, model=model, patience_seconds=patience_seconds, on_wait=waiting.note
+        )
+        results: list[RolloutResult | FailedRollout] = []
+        try:
+            with terminated_like_interrupted():
+                asyncio.run(run_shown(client, plans, options, concurrent, errors, waiting, results))
+        except KeyboardInterrupt:
+            errors.print(f"interrupted: {len(plans) - len(results)} of {len(plans)} attempts have no outcome")
+            is_interrupted = True
     except ClawstreamError as error:
-        console.print(str(error), style="red", markup=False)
+        errors.print(str(error), style="red", markup=False)
         sys.exit(1)
     summaries = summarise(results)
-    print_table(Console(), summaries)
+    print_table(output, summaries)
     failed = [result for result in results if isinstance(result, FailedRollout)]
-    for one in failed[:5]:
-        console.print(f"{one.rollout_id}: {one.error}", style="red", markup=False)
+    print_reasons(errors, "without an outcome", [one.error for one in failed])
+    refused = [one.detail for one in results if isinstance(one, RolloutResult) and one.ended_by == "refused"]
+    print_reasons(errors, "ended by what the gateway refused", refused)
     if report is not None:
         document = {
             "isolation": isolation,
             "seed": seed,
+            "is_interrupted": is_interrupted,
             "tasks": [{**asdict(summary), "pass_rate": summary.pass_rate} for summary in summaries],
             "rollouts": [asdict(result) for result in results],
         }
         report.parent.mkdir(parents=True, exist_ok=True)
         report.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
-        console.print(f"wrote {os.path.relpath(report)}")
-    if len(failed) == len(results):
+        errors.print(f"wrote {os.path.relpath(report)}")
+    if is_interrupted:
+        sys.exit(_EXIT_CODE_INTERRUPTED)
+    if not any(isinstance(result, RolloutResult) and result.steps for result in results):
         sys.exit(1)
-
-
-async def run(
-    client: ChatClient, plans: Sequence[RolloutPlan], options: RolloutOptions, concurrent: int, console: Console
-) -> list[RolloutResult | FailedRollout]:
-    """All attempts, with a line that shows how far they are."""
-    began, ended, solved, tokens = time.monotonic(), 0, 0, 0
-    columns = (
-        TextColumn("rollouts"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[detail]}"),
-    )
-    with Progress(*columns, console=console) as progress:
-        line = progress.add_task("rollouts", total=len(plans), detail="")
-
-        def on_end(result: RolloutResult | FailedRollout) -> None:
-            nonlocal ended, solved, tokens
-            ended += 1
-            if isinstance(result, RolloutResult):
-                solved += result.solved
-                tokens += result.tokens
-            seconds = max(time.monotonic() - began, 1e-9)
-            detail = f"{solved} of {ended} solved, {60 * ended / seconds:.1f} a minute, {tokens / seconds:.0f} tokens/s"
-            progress.update(line, advance=1, detail=detail)
-
-        async with client:
-            return await run_all(client, plans, options, concurrent=concurrent, on_end=on_end)
-
-
-def print_table(console: Console, summaries: Sequence[TaskSummary]) -> None:
-    """One row per task."""
-    table = Table(title="Terminal tasks")
-    table.add_column("task")
-    for column in ("attempts", "solved", "pass rate", "steps", "tokens", "failed commands", "turns on the log"):
-        table.add_column(column, justify="right")
-    for summary in summaries:
-        if summary.task == "all":
-            table.add_section()
-        table.add_row(
-            summary.task,
-            str(summary.attempts),
-            str(summary.solved),
-            f"{summary.pass_rate:.0%}",
-            f"{summary.mean_steps:.1f}",
-            f"{summary.mean_tokens:.0f}",
-            f"{summary.failed_commands}/{summary.commands}",
-            str(summary.recorded_turns),
-        )
-    console.print(table)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """One attempt at one task: the policy gives commands, the sandbox runs them, the verifier decides."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -77,15 +77,21 @@ class RolloutResult:
     """What the gateway refused, if it did."""
 
 
-async def run_rollout(client: ChatClient, plan: RolloutPlan, options: RolloutOptions) -> RolloutResult:
-    """Runs an attempt from its files to the outcome on the log.
+async def run_rollout(
+    client: ChatClient,
+    plan: RolloutPlan,
+    options: RolloutOptions,
+    *,
+    on_answer: Callable[[int], None] = lambda tokens: None,
+) -> RolloutResult:
+    """Runs an attempt from its files to the outcome on the log. `on_answer` hears the tokens of each answer.
 
     Raises EngineUnavailable when the gateway stays away, and SandboxError; such an attempt has no outcome.
     """
     result = RolloutResult(plan.task.name, plan.rollout_id, plan.group_id, plan.seed)
     with open_sandbox(options.isolation, options.limits) as sandbox:
         plan.task.set_up(sandbox)
-        unrecorded = await _act(client, plan, options, sandbox, result)
+        unrecorded = await _act(client, plan, options, sandbox, result, on_answer)
         result.solved = (await sandbox.run(plan.task.verifier)).exit_code == 0
     recorded = result.steps - unrecorded
     if recorded > 0:
@@ -101,7 +107,12 @@ async def run_rollout(client: ChatClient, plan: RolloutPlan, options: RolloutOpt
 
 
 async def _act(
-    client: ChatClient, plan: RolloutPlan, options: RolloutOptions, sandbox: Sandbox, result: RolloutResult
+    client: ChatClient,
+    plan: RolloutPlan,
+    options: RolloutOptions,
+    sandbox: Sandbox,
+    result: RolloutResult,
+    on_answer: Callable[[int], None],
 ) -> int:
     """The loop of the agent. Returns how many turns are not on the log."""
     messages: list[dict[str, Any]] = [
@@ -119,6 +130,7 @@ async def _act(
         result.steps += 1
         result.tokens += answer.tokens
         unrecorded += not is_recorded(answer)
+        on_answer(answer.tokens)
         move = read_move(answer)
         ran = await sandbox.run(move.command) if move.command is not None else None
         result.commands += ran is not None

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from clawstream.chat_client import ChatClient
-from clawstream.errors import EngineError, SandboxError
+from clawstream.errors import EngineError, EngineUnavailable, SandboxError
 from examples.environments.terminal.rollout import RolloutOptions, RolloutPlan, RolloutResult, run_rollout
 from examples.environments.terminal.task import Task
 
 _SEED_BITS = 31
+_NOT_BEGUN = "not begun: the gateway stayed away"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +48,33 @@ async def run_all(
     *,
     concurrent: int,
     on_end: Callable[[RolloutResult | FailedRollout], None],
+    on_answer: Callable[[str, int], None] = lambda rollout_id, tokens: None,
 ) -> list[RolloutResult | FailedRollout]:
-    """Runs all plans, `concurrent` at a time, in order. `on_end` hears of each as it ends."""
+    """Runs all plans, `concurrent` at a time, in order. `on_end` hears of each as it ends, `on_answer` of each answer.
+
+    When as many attempts in a row as run at a time found the gateway away, for as long as the client is patient, the
+    rest is not begun.
+    """
     slots = asyncio.Semaphore(concurrent)
+    unanswered = 0
 
     async def one(plan: RolloutPlan) -> RolloutResult | FailedRollout:
+        nonlocal unanswered
+
+        def answered(tokens: int) -> None:
+            nonlocal unanswered
+            unanswered = 0
+            on_answer(plan.rollout_id, tokens)
+
         async with slots:
-            try:
-                ended: RolloutResult | FailedRollout = await run_rollout(client, plan, options)
-            except (EngineError, SandboxError) as error:
-                ended = FailedRollout(plan.task.name, plan.rollout_id, str(error))
+            if unanswered >= concurrent:
+                ended: RolloutResult | FailedRollout = FailedRollout(plan.task.name, plan.rollout_id, _NOT_BEGUN)
+            else:
+                try:
+                    ended = await run_rollout(client, plan, options, on_answer=answered)
+                except (EngineError, SandboxError) as error:
+                    unanswered += isinstance(error, EngineUnavailable)
+                    ended = FailedRollout(plan.task.name, plan.rollout_id, str(error))
         on_end(ended)
         return ended
 

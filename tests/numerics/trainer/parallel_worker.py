@@ -26,13 +26,15 @@ from services.trainer.guards.bounds import Bound
 from services.trainer.guards.controls import StepControls
 from services.trainer.own_teacher import OwnTeacherOptions
 from services.trainer.policy import PolicyTrainer
+from services.trainer.policy_models import ModelOptions
 from services.trainer.ranks import RankChannel, RankedPolicy, follow
 from services.trainer.sample import StepResult, TeacherTargets, TrainingSample, UnchangedReason
 from tests.fixtures.training_samples import random_samples, with_teachers
 from tests.numerics.trainer.tiny_models import ARCHITECTURES
 
 RATE = 1e-3
-LORA = LoraSettings(rank=3, alpha=12.0)
+ADAPTERS = ModelOptions(lora=LoraSettings(rank=3, alpha=12.0))
+BFLOAT16 = ModelOptions(dtype=torch.bfloat16)
 REWARDS = [1.0, -1.0, 0.0, 1.0, -1.0]
 
 
@@ -153,7 +155,14 @@ def main(models: Path, out: Path) -> None:
     for name in LOSSES:
         run_loss(layout, models, out / "tensor-losses" / name, name)
     for architecture in ("qwen2", "qwen3"):
-        run(layout, models, out / "tensor-lora" / architecture, architecture, tokens_per_micro_batch=40, lora=LORA)
+        run(
+            layout,
+            models,
+            out / "tensor-lora" / architecture,
+            architecture,
+            tokens_per_micro_batch=40,
+            model_options=ADAPTERS,
+        )
     run_teacher(layout, models / "qwen3", out / "tensor-teacher")
     resume_on_the_other_layout(layout, models, out / "tensor-checkpoints")
     guards_decide_alike(layout, models)
@@ -162,8 +171,8 @@ def main(models: Path, out: Path) -> None:
     layout = ParallelLayout.start(tensor_parallel_size=1)
     assert (layout.data_size, layout.data_rank) == (2, layout.rank)
     run(layout, models, out / "data" / "qwen3", "qwen3", tokens_per_micro_batch=20)
-    run(layout, models, out / "data-bfloat16" / "qwen3", "qwen3", tokens_per_micro_batch=20, dtype=torch.bfloat16)
-    run(layout, models, out / "data-lora" / "qwen3", "qwen3", tokens_per_micro_batch=20, lora=LORA)
+    run(layout, models, out / "data-bfloat16" / "qwen3", "qwen3", tokens_per_micro_batch=20, model_options=BFLOAT16)
+    run(layout, models, out / "data-lora" / "qwen3", "qwen3", tokens_per_micro_batch=20, model_options=ADAPTERS)
     run_teacher(layout, models / "qwen3", out / "data-teacher")
     resume_on_the_other_layout(layout, models, out / "data-checkpoints")
     for name in LOSSES:
@@ -260,7 +269,7 @@ def guards_decide_alike(layout: ParallelLayout, models: Path) -> None:
 
 def each_copy_holds_half_of_the_optimizer(layout: ParallelLayout, models: Path) -> None:
     """What distributing it is for."""
-    policy = PolicyTrainer(layout, Binary(), dtype=torch.bfloat16)
+    policy = PolicyTrainer(layout, Binary(), model_options=BFLOAT16)
     policy.load(models / "qwen3")
     num_parameters = sum(parameter.numel() for parameter in policy.model.named_parameters().values())
     adam = policy.optimizer._adam  # pyright: ignore[reportPrivateUsage] - memory shows nowhere else

@@ -13,7 +13,9 @@ from clawstream.durable_files import remove_directory
 from clawstream.errors import SettingsError, TurnLedgerError, TurnLedgerUnreadable
 from services.trainer import checkpoint
 from services.trainer.checkpoint import Checkpoint, CheckpointError, CheckpointStore, read_checkpoint
-from services.trainer.policy import PolicySnapshot, PolicyTrainer
+from services.trainer.policy import PolicyTrainer
+from services.trainer.policy_models import ModelOptions
+from services.trainer.policy_snapshot import PolicySnapshot
 from services.trainer.progress import Progress
 from tests.fixtures.training_samples import random_samples
 from tests.numerics.trainer.conftest import assert_same_weights
@@ -61,9 +63,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(new_policy: NewPo
 
 
 def test_a_bf16_run_resumes_from_its_fp32_main_parameters(new_policy: NewPolicy, tmp_path: Path) -> None:
-    uninterrupted = new_policy(dtype=torch.bfloat16)
+    uninterrupted, first, second = (new_policy(model_options=ModelOptions(dtype=torch.bfloat16)) for _ in range(3))
     train(uninterrupted, range(3))
-    first, second = new_policy(dtype=torch.bfloat16), new_policy(dtype=torch.bfloat16)
     train(first, range(2))
     CheckpointStore(tmp_path).save(snapshot(first), {}, step=2)
     checkpoint = CheckpointStore(tmp_path).latest_good()

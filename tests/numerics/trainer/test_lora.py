@@ -16,13 +16,16 @@ from clawstream.weights.manifest import verify
 from services.trainer.checkpoint import CheckpointStore
 from services.trainer.engine.lora import LoraSettings
 from services.trainer.packing import pack
-from services.trainer.policy import PolicySnapshot, PolicyTrainer
+from services.trainer.policy import PolicyTrainer
+from services.trainer.policy_models import ModelOptions
+from services.trainer.policy_snapshot import PolicySnapshot
 from services.trainer.publish import WeightStore
 from tests.fixtures.training_samples import VOCABULARY_SIZE, random_samples
 from tests.numerics.trainer.conftest import assert_same_weights
 from tests.numerics.trainer.tiny_models import ARCHITECTURES
 
 LORA = LoraSettings(rank=3, alpha=12.0)
+ADAPTERS = ModelOptions(lora=LORA)
 RATE = 1e-2
 
 NewPolicy = Callable[..., PolicyTrainer]
@@ -36,7 +39,7 @@ def snapshot(policy: PolicyTrainer) -> PolicySnapshot:
 
 
 def trained(new_policy: NewPolicy, architecture: str = "qwen3", steps: int = 3) -> PolicyTrainer:
-    policy = new_policy(architecture, lora=LORA, seed=5)
+    policy = new_policy(architecture, model_options=ModelOptions(lora=LORA, seed=5))
     for step in range(steps):
         assert policy.train_step(random_samples([1.0, -1.0, 1.0], seed=step), RATE).changed
     return policy
@@ -57,7 +60,9 @@ def publish(policy: PolicyTrainer, base: Path, root: Path, version: int = 1) -> 
 
 def test_before_the_first_step_the_policy_is_its_base(new_policy: NewPolicy) -> None:
     samples = random_samples([1.0, -1.0])
-    for plain, adapted in zip(new_policy().score(samples), new_policy(lora=LORA).score(samples), strict=True):
+    for plain, adapted in zip(
+        new_policy().score(samples), new_policy(model_options=ADAPTERS).score(samples), strict=True
+    ):
         np.testing.assert_array_equal(plain, adapted)
 
 
@@ -108,7 +113,7 @@ def test_a_checkpoint_holds_adapters_and_continues_bit_for_bit(new_policy: NewPo
     CheckpointStore(tmp_path).save(snapshot(policy), {}, step=2)
     checkpoint = CheckpointStore(tmp_path).latest_good()
     assert checkpoint is not None
-    resumed = new_policy("qwen3", lora=LORA, seed=99)
+    resumed = new_policy("qwen3", model_options=ModelOptions(lora=LORA, seed=99))
     checkpoint.restore(resumed)
     for each in (policy, resumed):
         each.train_step(random_samples([1.0, -1.0], seed=7), RATE)
@@ -120,13 +125,15 @@ def test_published_adapters_can_be_continued_without_a_checkpoint(
 ) -> None:
     policy = trained(new_policy)
     directory = publish(policy, model_directory("qwen3"), tmp_path)
-    other = new_policy("qwen3", lora=LORA)
+    other = new_policy("qwen3", model_options=ADAPTERS)
     other.load_published_adapters(directory)
     assert_same_weights(snapshot(policy).weights, snapshot(other).weights)
+    other_alpha = ModelOptions(lora=LoraSettings(rank=3, alpha=6.0))
     with pytest.raises(WeightsError, match=r"lora_alpha is 12\.0"):
-        new_policy("qwen3", lora=LoraSettings(rank=3, alpha=6.0)).load_published_adapters(directory)
+        new_policy("qwen3", model_options=other_alpha).load_published_adapters(directory)
 
 
 def test_chosen_modules_only(new_policy: NewPolicy) -> None:
-    policy = new_policy("llama", lora=LoraSettings(rank=2, alpha=2.0, modules=("linear_qkv",)))
+    lora = LoraSettings(rank=2, alpha=2.0, modules=("linear_qkv",))
+    policy = new_policy("llama", model_options=ModelOptions(lora=lora))
     assert {name.split(".")[-3] for name in snapshot(policy).weights} == {"q_proj", "k_proj", "v_proj"}

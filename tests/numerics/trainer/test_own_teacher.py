@@ -16,6 +16,7 @@ from services.trainer.engine.lora import LoraSettings
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.own_teacher import OwnTeacherOptions
 from services.trainer.policy import PolicyTrainer
+from services.trainer.policy_models import ModelOptions
 from services.trainer.questions import question_as_document, question_from_document
 from services.trainer.sample import TeacherTargets, TrainingSample, UnchangedReason
 from tests.fixtures.training_samples import random_samples
@@ -172,17 +173,17 @@ def test_adapters_need_no_second_copy_of_the_model(
 ) -> None:
     """The base model is the policy without its adapters, for the teacher and for the KL divergence."""
     algorithm = load_algorithm("services.trainer.algorithms.opd:Opd", {"kl_coefficient": 0.2})
-    policy = policy_of(algorithm, lora=LoraSettings(rank=3, alpha=12.0))
+    policy = policy_of(algorithm, model_options=ModelOptions(lora=LoraSettings(rank=3, alpha=12.0)))
     apart = PolicyTrainer(
         layout,
         algorithm,
-        lora=LoraSettings(rank=3, alpha=12.0),
+        model_options=ModelOptions(lora=LoraSettings(rank=3, alpha=12.0)),
         reference_directory=copy_of(model_directory("qwen3")),
         teacher=OwnTeacherOptions(),
     )
     apart.load(model_directory("qwen3"))
-    assert policy._frozen == {}  # pyright: ignore[reportPrivateUsage] - memory shows nowhere else
-    assert len(apart._frozen) == 1, "teacher and reference share one"  # pyright: ignore[reportPrivateUsage] - the same
+    assert policy.models.frozen == {}
+    assert len(apart.models.frozen) == 1, "teacher and reference share one"
     for _ in range(3):  # B starts as 0
         one, other = policy.taught(asking()), apart.taught(asking())
         for left, right in zip(one, other, strict=True):

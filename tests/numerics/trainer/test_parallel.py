@@ -15,10 +15,11 @@ from clawstream.errors import SettingsError
 from services.trainer.algorithms.binary import Binary
 from services.trainer.checkpoint import CheckpointStore
 from services.trainer.engine.parallel import ParallelLayout
-from services.trainer.policy import PolicySnapshot, PolicyTrainer
+from services.trainer.policy import PolicyTrainer
+from services.trainer.policy_snapshot import PolicySnapshot
 from services.trainer.sample import StepResult
 from tests.fixtures.training_samples import random_samples
-from tests.numerics.trainer.parallel_worker import LORA, LOSSES, RATE, REWARDS, samples, step_of, taught
+from tests.numerics.trainer.parallel_worker import ADAPTERS, BFLOAT16, LOSSES, RATE, REWARDS, samples, step_of, taught
 from tests.numerics.trainer.tiny_models import ARCHITECTURES
 
 pytestmark = pytest.mark.slow
@@ -89,9 +90,9 @@ def test_gradients_and_weights_after_a_step_are_the_same(
     # bf16 rounds a micro-batch's gradients, so there both must cut the batch the same.
     options: dict[str, object] = {}
     if kind == "data-bfloat16":
-        options = {"dtype": torch.bfloat16, "tokens_per_micro_batch": 20}
+        options = {"model_options": BFLOAT16, "tokens_per_micro_batch": 20}
     elif kind.endswith("-lora"):
-        options = {"lora": LORA}
+        options = {"model_options": ADAPTERS}
     _, result, expected = one_process(new_policy, architecture, **options)
     directory = two_processes / kind / architecture
     found = json.loads((directory / "result.json").read_text())

@@ -12,7 +12,9 @@ from transformers import AutoModelForCausalLM
 
 from clawstream.errors import WeightsError
 from clawstream.weights.manifest import verify
-from services.trainer.policy import PolicySnapshot, PolicyTrainer
+from services.trainer.policy import PolicyTrainer
+from services.trainer.policy_models import ModelOptions
+from services.trainer.policy_snapshot import PolicySnapshot
 from services.trainer.publish import PublishedWeights, WeightStore
 from tests.fixtures.training_samples import random_samples
 
@@ -56,7 +58,7 @@ def test_hugging_face_loads_what_was_trained(new_policy: NewPolicy, publish: Cal
 
 
 def test_a_bf16_policy_publishes_bf16(new_policy: NewPolicy, publish: Callable[..., PublishedWeights]) -> None:
-    published = publish(trained(new_policy, dtype=torch.bfloat16))
+    published = publish(trained(new_policy, model_options=ModelOptions(dtype=torch.bfloat16)))
     model = AutoModelForCausalLM.from_pretrained(published.directory, dtype="auto")
     assert {parameter.dtype for parameter in model.parameters()} <= {torch.bfloat16, torch.float32}
     size_bytes = (published.directory / "model.safetensors").stat().st_size

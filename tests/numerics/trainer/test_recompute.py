@@ -8,6 +8,7 @@ import torch
 from services.trainer.engine.lora import LoraSettings
 from services.trainer.engine.packed_attention import PackedSelfAttention
 from services.trainer.policy import PolicyTrainer
+from services.trainer.policy_models import ModelOptions
 from tests.fixtures.training_samples import random_samples
 
 
@@ -18,7 +19,7 @@ def test_gradients_are_the_same_and_layers_run_twice(
     moments: list[dict[str, torch.Tensor]] = []
     calls: list[int] = []
     for recompute in (False, True):
-        policy = new_policy("qwen3", recompute_activations=recompute, lora=lora)
+        policy = new_policy("qwen3", model_options=ModelOptions(recompute_activations=recompute, lora=lora))
         runs = 0
 
         def count(*_: object) -> None:
@@ -44,7 +45,7 @@ def test_what_is_kept_for_the_backward_pass_is_much_less(new_policy: Callable[..
     """Counted outside the layers: what torch saves there are the layers' inputs."""
     sizes: list[int] = []
     for recompute in (False, True):
-        policy = new_policy("qwen3", recompute_activations=recompute)
+        policy = new_policy("qwen3", model_options=ModelOptions(recompute_activations=recompute))
         saved = 0
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:

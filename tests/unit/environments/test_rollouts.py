@@ -1,5 +1,6 @@
 """The agent's loop through the gateway's real surface, with scripted answers of the engine."""
 
+import io
 import re
 import runpy
 import sys
@@ -7,9 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from clawstream.chat_client import ChatAnswer, ChatClient
 from examples.environments.terminal.agent import NO_COMMAND, Move, read_move, result_messages
+from examples.environments.terminal.console import GatewayAway, print_reasons, run_shown
 from examples.environments.terminal.limits import Limits
 from examples.environments.terminal.rollout import RolloutOptions, RolloutResult, run_rollout
 from examples.environments.terminal.run import FailedRollout, plan_rollouts, run_all, summarise
@@ -137,6 +140,59 @@ async def test_a_gateway_that_stays_away_gives_no_outcome(gateway: GatewayUnderT
     assert gateway.conversations.outcomes == []
     (of_task, of_all) = summarise(results)
     assert (of_task.attempts, of_all.without_outcome, of_all.pass_rate) == (0, 2, 0.0)
+
+
+async def test_what_is_left_is_not_begun_once_the_gateway_stays_away(gateway: GatewayUnderTest) -> None:
+    gateway.router.closed = True
+    plans = plan_rollouts([TASK], rollouts=5, repetitions=1, run_id="run", seed=5)
+    async with client_of(gateway) as client:
+        results = await run_all(client, plans, OPTIONS, concurrent=2, on_end=lambda result: None)
+    errors = [result.error for result in results if isinstance(result, FailedRollout)]
+    assert ["503" in error for error in errors] == [True, True, False, False, False]
+    assert all("not begun" in error for error in errors[2:])
+
+
+async def test_a_gateway_that_comes_back_is_heard_of(gateway: GatewayUnderTest) -> None:
+    script(gateway, *["```bash\necho ho > a.txt\n```"] * 4)
+    plans = plan_rollouts([TASK], rollouts=2, repetitions=1, run_id="run", seed=5)
+    waited_for: list[str] = []
+    answered: list[str] = []
+
+    async def sleep(seconds: float) -> None:
+        gateway.router.closed = False
+
+    gateway.router.closed = True
+    url = f"{gateway.base_url}/v1"
+    async with ChatClient(
+        url,
+        api_key="unused",
+        model="policy",
+        patience_seconds=60,
+        sleep=sleep,
+        on_wait=lambda problem: waited_for.append(str(problem)),
+    ) as client:
+        results = await run_all(
+            client,
+            plans,
+            replace(OPTIONS, max_steps=2),
+            concurrent=1,
+            on_end=lambda result: None,
+            on_answer=lambda rollout_id, tokens: answered.append(rollout_id),
+        )
+    assert all(isinstance(result, RolloutResult) for result in results)
+    assert ["503" in problem for problem in waited_for] == [True]
+    assert answered == [plan.rollout_id for plan in plans for _ in range(2)]
+
+
+async def test_what_the_gateway_refuses_is_told_with_its_reason(gateway: GatewayUnderTest) -> None:
+    plans = plan_rollouts([TASK], rollouts=2, repetitions=1, run_id="run", seed=5)
+    said = io.StringIO()
+    console = Console(file=said, width=400)
+    client = ChatClient(f"{gateway.base_url}/v1", api_key="unused", model="another", patience_seconds=0)
+    results: list[Any] = []
+    await run_shown(client, plans, OPTIONS, 2, console, GatewayAway(console, 0), results)
+    print_reasons(console, "refused", [one.detail for one in results if isinstance(one, RolloutResult)])
+    assert re.search(r"2 attempts refused: .*404.*another", said.getvalue())
 
 
 @pytest.mark.parametrize("module", ["examples.environments.terminal", "examples.homework"])

@@ -150,8 +150,16 @@ def test_targets(tmp_path: Path) -> None:
     assert parse_target("http://h:1/v1/") == Target("http://h:1/v1", TargetKind.ENDPOINT, "http://h:1/v1")
     assert parse_target("x=http://h:1?a=b").place == "http://h:1?a=b"
     assert parse_target("http://h:1?a=b").kind is TargetKind.ENGINE
-    with pytest.raises(SettingsError, match="neither an address nor a model directory"):
-        parse_target(str(tmp_path))
+    (tmp_path / "adapters").mkdir()
+    (tmp_path / "adapters" / "adapter_config.json").write_text("{}")
+    for place, reason in (
+        (tmp_path, r"no config\.json"),
+        (tmp_path / "00000001", r"does not exist, but beside it 00000007; .*weights_keep"),
+        (tmp_path / "no" / "model", "it does not exist$"),
+        (tmp_path / "adapters", "holds adapters"),
+    ):
+        with pytest.raises(SettingsError, match=f"neither an address nor a model directory: .*{reason}"):
+            parse_target(str(place))
     with pytest.raises(SettingsError, match="two targets are called a"):
         check_names([parse_target("a=http://h"), parse_target("a=http://i")])
 

@@ -18,6 +18,7 @@ from clawstream.rendering.renderer import PackageRenderer
 from schemas.events import TurnEvent
 from schemas.events.base import RolloutPosition, TurnType
 from schemas.events.turn import UntrainableReason
+from services.gateway.capture import Capture
 from tests.fixtures.gateway_app import GatewayUnderTest, running_gateway
 from tests.fixtures.stub_engine import StubAnswer
 
@@ -671,6 +672,56 @@ async def test_a_client_who_leaves_before_the_first_token_ends_the_engines_work(
     assert gateway.router.leases == 0
     assert gateway.engine.aborted == [rid]
     assert len(gateway.conversations.turns) == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_who_leaves_between_two_engines_disturbs_neither(
+    gateway: GatewayUnderTest, stream: bool
+) -> None:
+    gateway.router.failure_gate = asyncio.Event()
+    gateway.engine.enqueue(StubAnswer(status=503))
+    request = asyncio.create_task(streamed(gateway) if stream else whole(gateway))
+    async with asyncio.timeout(60):
+        await gateway.router.is_waited_for.wait()
+        request.cancel()
+        while gateway.chat.requests_in_flight:
+            await asyncio.sleep(0.001)
+    assert gateway.engine.aborted == []
+    assert len(gateway.engine.requests) == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_who_leaves_ends_the_work_of_the_engine_that_took_over(
+    gateway: GatewayUnderTest, stream: bool
+) -> None:
+    gateway.engine.enqueue(StubAnswer(status=503), StubAnswer(gate=asyncio.Event()))
+    request = asyncio.create_task(streamed(gateway) if stream else whole(gateway))
+    await gateway.engine.wait_for_requests(2)
+    request.cancel()
+    async with asyncio.timeout(60):
+        while gateway.chat.requests_in_flight:
+            await asyncio.sleep(0.001)
+    assert gateway.engine.aborted == [gateway.engine.requests[1]["rid"]]
+
+
+async def test_an_engine_that_refuses_has_nothing_to_abort(gateway: GatewayUnderTest) -> None:
+    gateway.engine.enqueue(StubAnswer(status=400))
+    with pytest.raises(openai.BadRequestError):
+        await whole(gateway)
+    assert gateway.engine.aborted == []
+
+
+async def test_a_failure_of_our_own_in_mid_answer_ends_the_engines_work(
+    gateway: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(Capture, "add", fail)
+    gateway.engine.enqueue(StubAnswer(gate=asyncio.Event(), gate_after_tokens=1))
+    with pytest.raises(openai.InternalServerError):
+        await whole(gateway)
+    assert gateway.engine.aborted == [gateway.engine.requests[0]["rid"]]
 
 
 async def open_stream_after(gateway: GatewayUnderTest, tokens: int) -> Any:

@@ -180,7 +180,7 @@ async def test_an_answer_that_is_whole_is_given_though_the_gateway_ends_before_t
 ) -> None:
     """The end of the engine's stream is read for the sake of its connection alone."""
     gateway.engine.enqueue(StubAnswer(token_ids=[10, 11, 2], end_gate=asyncio.Event()))
-    with mock.patch("clawstream.engine.client._END_OF_STREAM_SECONDS", 60.0):
+    with mock.patch("clawstream.engine.connection._END_OF_STREAM_SECONDS", 60.0):
         async with asyncio.timeout(50), httpx.AsyncClient(base_url=gateway.base_url, timeout=60) as client:
             asking = asyncio.create_task(client.post("/v1/chat/completions", json=BODY))
             await gateway.engine.wait_for_requests(1)

@@ -8,8 +8,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from clawstream.bus.interface import OutgoingRecord
-from clawstream.bus.kafka_producer import KafkaTransactionalProducer
 from clawstream.bus.kafka_properties import SLOW_END_OF_TRANSACTION_SECONDS, TRANSACTION_TIMEOUT_SECONDS
+from clawstream.bus.kafka_transactional_producer import KafkaTransactionalProducer
 from clawstream.errors import (
     FatalBusError,
     Fenced,

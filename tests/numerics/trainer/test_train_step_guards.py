@@ -11,7 +11,8 @@ from services.trainer.algorithms.binary import Binary
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.guards.bounds import Bound
 from services.trainer.guards.controls import StepControls
-from services.trainer.policy import PolicySnapshot, PolicyTrainer
+from services.trainer.policy import PolicyTrainer
+from services.trainer.policy_snapshot import PolicySnapshot
 from services.trainer.sample import TrainingSample, UnchangedReason
 from tests.fixtures.training_samples import random_samples, replace_sample
 from tests.numerics.trainer.conftest import assert_other_weights, assert_same_weights

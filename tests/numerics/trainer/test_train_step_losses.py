@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 from services.trainer.algorithms.base import Algorithm, GivenIds, TokenBatch, load_algorithm
 from services.trainer.algorithms.options import IdSource
 from services.trainer.engine.parallel import ParallelLayout
-from services.trainer.policy import PolicySnapshot, PolicyTrainer
+from services.trainer.policy import PolicyTrainer
+from services.trainer.policy_snapshot import PolicySnapshot
 from services.trainer.sample import TrainingSample, UnchangedReason
 from tests.fixtures.training_samples import random_samples, with_teachers
 from tests.numerics.trainer.conftest import assert_other_weights, assert_same_weights
