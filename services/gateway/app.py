@@ -100,7 +100,7 @@ def create_app(
             headers = plain_headers(request.scope["headers"])
             principal = authenticator.principal(headers)
             body = await body_of(request)
-            secrets = presented_secrets(headers, request.query_params)
+            secrets = presented_secrets(headers, request.query_params if request.scope["query_string"] else {})
             started = await chat.start(surface, principal, headers, body, secrets=secrets)
             return AnswerResponse(
                 started,

@@ -24,7 +24,8 @@ def presented_secrets(headers: Mapping[str, str], query: Mapping[str, str]) -> t
     for name in CREDENTIAL_HEADERS:
         value = headers.get(name, "")
         found |= {value, value.partition(" ")[2].strip()}
-    found |= {query.get(name, "") for name in _CREDENTIAL_QUERIES}
+    if query:
+        found |= {query.get(name, "") for name in _CREDENTIAL_QUERIES}
     return tuple(sorted((value for value in found if len(value) >= _SHORTEST_SECRET), key=len, reverse=True))
 
 

@@ -20,12 +20,9 @@ def check_headers(request: Request, max_bytes: int) -> None:
 async def read_body(request: Request, max_bytes: int, timeout_seconds: float) -> bytes:
     """The whole body. Raises RequestRefused: status 413 as soon as it is known to be too large, 408 when it stalls;
     ClientDisconnect when the connection ends before."""
-    too_large = RequestRefused(
-        f"the request body is larger than {max_bytes} bytes", status=413, code="request_too_large"
-    )
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > max_bytes:
-        raise too_large
+        raise _too_large(max_bytes)
     pieces: list[bytes] = []
     size = 0
     while True:
@@ -41,7 +38,11 @@ async def read_body(request: Request, max_bytes: int, timeout_seconds: float) ->
         piece = message.get("body", b"")
         size += len(piece)
         if size > max_bytes:
-            raise too_large
+            raise _too_large(max_bytes)
         pieces.append(piece)
         if not message.get("more_body", False):
             return b"".join(pieces)
+
+
+def _too_large(max_bytes: int) -> RequestRefused:
+    return RequestRefused(f"the request body is larger than {max_bytes} bytes", status=413, code="request_too_large")

@@ -25,6 +25,9 @@ TURN_HEADER = "x-clawstream-turn-id"
 RECORDED_HEADER = "x-clawstream-recorded"
 """`true` once the turn is safe on disk. A stream knows that only at its end: it is a comment in its last chunks."""
 
+_TURNS_UNTIL_ASKED = 2
+"""Of the event loop: by then the engine has its request, and the answer is prepared while it works."""
+
 
 class AnswerResponse(Response):
     """Sends what a generation gives, in the form of the client's API."""
@@ -55,6 +58,12 @@ class AnswerResponse(Response):
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            for _ in range(_TURNS_UNTIL_ASKED):
+                await asyncio.sleep(0)
+        except BaseException:
+            self._started.generation.client_gone()
+            raise
         sending = asyncio.create_task(self._send_answer(send))
         leaving = asyncio.create_task(_wait_for_disconnect(receive))
         try:
