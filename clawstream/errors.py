@@ -35,6 +35,7 @@
     ├── TeacherUnfit             an engine cannot be the teacher of this policy
     ├── WeightsError             published weights are torn, missing or cannot be loaded
     ├── RankLost                 a process of a trainer of several ranks went away; the others end too
+    ├── StepInterrupted          a training step was given up before it changed anything: the process is to end
     ├── GateDeposed              another gateway commands the engines by now; stop commanding
     ├── RetryLater               an input cannot be handled now (an outage); it stays unresolved
     │   └── BlobUnavailable      the store that holds a blob does not answer
@@ -285,6 +286,10 @@ class WeightsError(ClawstreamError):
 
 class RankLost(ClawstreamError):  # noqa: N818
     """A trainer of several ranks cannot reach all of them. Every rank ends; together they start again."""
+
+
+class StepInterrupted(ClawstreamError):  # noqa: N818 - reads as the condition it names
+    """A training step was given up, before it changed anything, because the process is to end."""
 
 
 class GateDeposed(ClawstreamError):  # noqa: N818

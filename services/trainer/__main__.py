@@ -91,7 +91,7 @@ def run(settings: TrainerSettings, stop: threading.Event, logger: Logger) -> Non
         torch.set_num_threads(settings.threads)
     layout = ParallelLayout.start(tensor_parallel_size=settings.tensor_parallel_size, seed=settings.seed)
     cpu_platform.enable_fast_exact_matmul()
-    policy_trainer = new_policy(settings, layout)
+    policy_trainer = new_policy(settings, layout, stop.is_set)
     channel = RankChannel(layout)
     try:
         if layout.rank == 0:
