@@ -65,8 +65,8 @@ class Restorer:
     ) -> None:
         """`resume` continues what was interrupted, after checking that it is a beginning of this archive. `append`
         writes after whatever the topics hold. `new_timestamps` gives records the present time, so that their retention
-        begins anew. `dangling_references` lets events refer to topics that were never restored. `masters` are needed
-        for the keys of an archive that holds some, if they are wrapped. `progress` is told records done and records in all.
+        begins anew. `dangling_references` lets events refer to topics that were never restored. `masters` are
+        needed for archived keys that are wrapped. `progress` is told records done and records in all.
 
         Raises ArchiveError for an archive that is damaged or incomplete.
         """

@@ -1,4 +1,4 @@
-"""A key topic from an archive: no master key that counted once counts again unheard, and none is needed that is gone."""
+"""A key topic from an archive: no master key counts again unheard, and none is needed that is gone."""
 
 import os
 from pathlib import Path
