@@ -21,7 +21,8 @@
     │   │   └── RecordRejected   because of one record: too large
     │   ├── TransactionOutcomeUnknown  the end of a transaction was not answered in time
     │   ├── Fenced               another process took our place; exit
-    │   │   └── TransactionTimedOut  or our transaction was open for longer than its timeout: the log tells
+    │   │   ├── TransactionTimedOut  or our transaction was open for longer than its timeout: the log tells
+    │   │   └── Overtaken        of two commands that people ran the later one goes first; run it again
     │   └── FatalBusError        the client cannot go on; exit and let the supervisor restart
     ├── EngineError              an inference engine's answer
     │   ├── EngineUnavailable    refused, unreachable or 5xx: try another engine or later
@@ -184,6 +185,10 @@ class TransactionTimedOut(Fenced):
 
 class NameTaken(Fenced):
     """Fenced, and the log shows that another process has written under our name since. The process must exit."""
+
+
+class Overtaken(Fenced):
+    """A command's transaction was fenced by another command. Says which ones that may be; it may be run again."""
 
 
 class FatalBusError(BusError):

@@ -61,9 +61,9 @@ class LocalBroker:
     ) -> None:
         """`port`: None keeps the port of the last start, or picks a free one the first time.
 
-        `ends_with_parent`: see `ending_with_parent`. For tests, so that a killed test run leaves no broker behind. `advertised_port` is what
-        clients are told when something stands between them and the broker. `new_id` gives the cluster's identity when
-        the data directory is formatted.
+        `ends_with_parent`: see `ending_with_parent`. For tests, so that a killed test run leaves no broker behind.
+        `advertised_port` is what clients are told when something stands between them and the broker. `new_id` gives the
+        cluster's identity when the data directory is formatted.
         """
         self._directory = data_directory.resolve()
         self._requested_port = port

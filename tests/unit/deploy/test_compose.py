@@ -217,7 +217,7 @@ LAUNCHERS = sorted(name for name in LOOPS if "services.trainer.launch_ranks" in 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_ranks_get_the_time_that_their_container_gets(name: str) -> None:
-    """Less would kill a step that Docker would have waited for; more, and Docker kills them before they are told why."""
+    """Less would kill a step that Docker would have waited for; more, and Docker kills them unasked."""
     grace = re.fullmatch(r"(\d+)s", CONTAINERS[name]["stop_grace_period"])
     ranks = re.search(r"--stop-timeout-seconds=(\d+)", " ".join(CONTAINERS[name]["command"]))
     assert grace is not None
