@@ -175,10 +175,11 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
                 history, weights.versions(), lineage=str(uuid.uuid4()), start_version=start_version
             )
         try:
-            loop = trainer.begin(progress, is_new=checkpoint is None)
-            is_ready.set()
-            loop.run(stop)
-            trainer.check()
+            if not stop.is_set():  # Reading a model takes long, and what follows writes one.
+                loop = trainer.begin(progress, is_new=checkpoint is None)
+                is_ready.set()
+                loop.run(stop)
+                trainer.check()
         finally:
             trainer.close()
             turns.close()

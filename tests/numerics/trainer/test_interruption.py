@@ -92,4 +92,4 @@ def test_the_own_teacher_is_interrupted_too(new_policy: NewPolicy) -> None:
         policy.taught(asking())
     assert ending.times == -1, "it went on after it was told to end"
     ending.times = math.inf
-    assert all(sample.teacher is not None for sample in policy.taught(asking()))
+    assert all(sample.asked_prompt_ids is None for sample in policy.taught(asking()))

@@ -89,7 +89,7 @@ def test_without_the_master_key_that_it_needs_nothing_is_restored(
     rotate(bus)
     target = new_bus() if is_empty else bus
     before = read_all(target, TOPIC)
-    with pytest.raises(ArchiveError, match=f"need master key {OLD.key_id}, and this process has") as refused:
+    with pytest.raises(ArchiveError, match=f"need master key .*{OLD.key_id}.*this process has") as refused:
         restore(target, archive, *held, append=not is_empty)
     assert "master_key_file" in str(refused.value)
     assert read_all(target, TOPIC) == before

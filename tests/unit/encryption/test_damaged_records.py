@@ -3,6 +3,7 @@
 import base64
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,7 @@ def command(bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     config = tmp_path / "clawstream.toml"
     config.write_text(f'[kafka]\nnamespace = "{NAMESPACE}"\n[kafka.encryption]\nmaster_key_file = "{file}"\n')
     monkeypatch.setattr(keys_command, "_bus", lambda _: bus)
+    monkeypatch.setattr(keys_command, "Rotation", partial(Rotation, settle_seconds=0.0))
     return lambda *arguments: CliRunner().invoke(app, ["keys", *arguments, "--config", str(config)])
 
 
