@@ -29,7 +29,8 @@ IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 STOPS = "signal.signal(signal.SIGTERM, lambda *_: os._exit(0))"
 LOSES_ITS_PEER = "open('peer').read()"
 """Returns when the other rank, which holds the other end, has ended."""
-HOLDS_ITS_PEER = "held = open('peer', 'w')"
+HOLDS_ITS_PEER = "held = os.open('peer', os.O_WRONLY)"
+"""Until the process is gone: a file object would be closed while Python still ends, and the other might end first."""
 
 
 def start(directory: Path, first: str, second: str, **options: float) -> subprocess.Popen[bytes]:
