@@ -232,6 +232,11 @@ def _problem(
     return f"{place if is_shared else f'{section}.{place}'.rstrip('.')}: {told}"
 
 
+def _name_of(entry: object) -> str | None:
+    name = cast("dict[str, object]", entry).get("name") if isinstance(entry, dict) else None
+    return name if isinstance(name, str) else None
+
+
 def _name_at(values: Mapping[str, Any], place: Sequence[int | str]) -> str | None:
     """The name of the innermost entry of a list that the place leads through; None without one."""
     found: str | None = None
@@ -241,9 +246,8 @@ def _name_at(values: Mapping[str, Any], place: Sequence[int | str]) -> str | Non
             value = value[part]
         except (KeyError, IndexError, TypeError):  # a field that is missing, or something else than its section
             break
-        if isinstance(part, int) and isinstance(value, Mapping):
-            name = cast("Mapping[str, Any]", value).get("name")
-            found = name if isinstance(name, str) else None
+        if isinstance(part, int):
+            found = _name_of(value)
     return found
 
 

@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from clawstream import topics
 from clawstream.bus.interface import OutgoingRecord
