@@ -131,7 +131,8 @@ class OwnTeacher:
         all_ids = torch.zeros(int(starts[-1]), columns, dtype=torch.int64, device=device)
         plan = plan_micro_batches(lengths, self._tokens_per_micro_batch)
         mine = share_among_ranks(plan, lengths, self._layout.data_size)[self._layout.data_rank]
-        for micro_batch in self._interruption.unless_ending(mine):
+
+        def fill(micro_batch: list[int]) -> None:
             row = pack([sequences[index] for index in micro_batch])
             logits = model.logits(row)
             shard = model.shard(logits, self._layout)
@@ -145,6 +146,8 @@ class OwnTeacher:
             units = torch.ones(len(ids), device=device)
             log_probs[place], _ = log_probabilities_at(logits, ids, units, shard)
             all_ids[place] = ids[:, 1:]
+
+        self._interruption.each(mine, fill)
         # Every row was computed by one copy of the model, and is 0 on the others: the sums are exact.
         return _Said(self._layout.sum_over_data_ranks(log_probs), self._layout.sum_over_data_ranks(all_ids))
 

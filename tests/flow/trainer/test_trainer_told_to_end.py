@@ -1,4 +1,4 @@
-"""The trainer as a process, told to end in the middle of a step: it waits for one micro-batch, and keeps nothing."""
+"""The trainer as a process, told to end in the middle of a step: it ends at once, and keeps nothing of the step."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +41,7 @@ service = "trainer"
     process.close()
 
 
-def test_a_step_is_given_up_after_a_micro_batch_and_made_whole_by_the_next_trainer(
+def test_a_step_is_given_up_and_made_whole_by_the_next_trainer(
     bus: KafkaBus, trainer: TrainerProcess, broker: str, namespace: str, tmp_path: Path
 ) -> None:
     samples = [

@@ -2,11 +2,14 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch
 
 from clawstream.errors import StepInterrupted
 from services.trainer.algorithms.binary import Binary
+from services.trainer.engine.lora import LoraSettings
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.own_teacher import OwnTeacherOptions
 from services.trainer.policy import PolicySnapshot, PolicyTrainer
@@ -38,23 +41,24 @@ def snapshot(policy: PolicyTrainer) -> PolicySnapshot:
     return taken
 
 
-@pytest.mark.parametrize("times", range(len(REWARDS)))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("ratio", ["decoupled", "recomputed"])
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.7, 0.9, 1.0])
 def test_a_step_that_is_given_up_leaves_every_bit(
-    ratio: str, times: int, layout: ParallelLayout, model_directory: Callable[[str], object]
+    share: float, ratio: str, dtype: torch.dtype, layout: ParallelLayout, model_directory: Callable[[str], Path]
 ) -> None:
-    """`recomputed` has a pass over all micro-batches of its own, before the one with gradients."""
+    """Between micro-batches, in a forward pass and in a backward pass; `recomputed` has one more forward pass."""
     ending = EndsAfter()
     policies = [
-        PolicyTrainer(layout, Binary(ratio=ratio), tokens_per_micro_batch=1, is_ending=is_ending)
+        PolicyTrainer(layout, Binary(ratio=ratio), tokens_per_micro_batch=1, dtype=dtype, is_ending=is_ending)
         for is_ending in (ending, None)
     ]
     for each in policies:
-        each.load(model_directory("qwen3"))  # type: ignore[arg-type] # a path
+        each.load(model_directory("qwen3"))
         each.train_step(random_samples(REWARDS, seed=7), RATE)  # moments and decay would move the weights now
     policy, untouched = policies
     before = snapshot(policy)
-    ending.times = times + (len(REWARDS) if ratio == "recomputed" and times else 0)
+    ending.times = round(share * (ending.asked - 1))  # the first step asked as often as this one would
     with pytest.raises(StepInterrupted):
         policy.train_step(random_samples(REWARDS), RATE)
     after = snapshot(policy)
@@ -70,11 +74,19 @@ def test_a_step_that_is_given_up_leaves_every_bit(
     assert_same_weights(snapshot(policy).weights, snapshot(untouched).weights)
 
 
-def test_it_is_asked_before_every_micro_batch(new_policy: NewPolicy) -> None:
-    """So an end waits for one of them, however many a step has."""
+@pytest.mark.parametrize("options", [{}, {"recompute_activations": True}, {"lora": LoraSettings(rank=3, alpha=12.0)}])
+def test_it_is_asked_before_every_micro_batch_and_around_every_layer(
+    options: dict[str, object], new_policy: NewPolicy
+) -> None:
+    """So an end waits for a layer, however many micro-batches a step has and however large they are."""
     ending = EndsAfter()
-    assert new_policy(tokens_per_micro_batch=1, is_ending=ending).train_step(random_samples(REWARDS), RATE).changed
-    assert ending.asked == len(REWARDS)
+    policy = new_policy(tokens_per_micro_batch=1, is_ending=ending, **options)
+    assert policy.train_step(random_samples(REWARDS), RATE).changed
+    num_layers = len(policy.model.network.decoder.layers)
+    assert num_layers > 1
+    assert ending.asked == len(REWARDS) * (1 + 2 * num_layers)
+    policy.score(random_samples(REWARDS))
+    assert ending.asked == len(REWARDS) * (1 + 2 * num_layers), "nobody has to give up what is no step"
 
 
 def test_after_its_first_update_a_step_is_finished(new_policy: NewPolicy) -> None:
