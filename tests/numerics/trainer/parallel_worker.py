@@ -3,6 +3,7 @@
 Arguments: the directory of tiny models (one folder per architecture), the directory to write to.
 """
 
+import itertools
 import json
 import sys
 import tempfile
@@ -275,9 +276,12 @@ def guards_decide_alike(layout: ParallelLayout, models: Path) -> None:
 def all_ranks_give_a_step_up(layout: ParallelLayout, models: Path) -> None:
     """One rank alone is told that the process is to end; orders go on afterwards."""
     for told in range(layout.world_size):
-        is_told = layout.rank == told
+        asked = itertools.count()
+        told_at = 2 if layout.rank == told else sys.maxsize  # a layer, or where ranks share them the third micro-batch
         channel = RankChannel(layout)
-        trainer = PolicyTrainer(layout, Binary(), tokens_per_micro_batch=1, is_ending=lambda is_told=is_told: is_told)
+        trainer = PolicyTrainer(
+            layout, Binary(), tokens_per_micro_batch=1, is_ending=lambda asked=asked, at=told_at: next(asked) >= at
+        )
         if layout.rank == 0:
             policy = RankedPolicy(trainer, channel)
             policy.open(models / "qwen3")
