@@ -12,7 +12,9 @@ from services.trainer.algorithms.binary import Binary
 from services.trainer.engine.lora import LoraSettings
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.own_teacher import OwnTeacherOptions
-from services.trainer.policy import PolicySnapshot, PolicyTrainer
+from services.trainer.policy import PolicyTrainer
+from services.trainer.policy_models import ModelOptions
+from services.trainer.policy_snapshot import PolicySnapshot
 from tests.fixtures.training_samples import random_samples
 from tests.numerics.trainer.conftest import assert_same_weights
 from tests.numerics.trainer.test_own_teacher import asking
@@ -50,7 +52,13 @@ def test_a_step_that_is_given_up_leaves_every_bit(
     """Between micro-batches, in a forward pass and in a backward pass; `recomputed` has one more forward pass."""
     ending = EndsAfter()
     policies = [
-        PolicyTrainer(layout, Binary(ratio=ratio), tokens_per_micro_batch=1, dtype=dtype, is_ending=is_ending)
+        PolicyTrainer(
+            layout,
+            Binary(ratio=ratio),
+            model_options=ModelOptions(dtype=dtype),
+            tokens_per_micro_batch=1,
+            is_ending=is_ending,
+        )
         for is_ending in (ending, None)
     ]
     for each in policies:
@@ -74,13 +82,16 @@ def test_a_step_that_is_given_up_leaves_every_bit(
     assert_same_weights(snapshot(policy).weights, snapshot(untouched).weights)
 
 
-@pytest.mark.parametrize("options", [{}, {"recompute_activations": True}, {"lora": LoraSettings(rank=3, alpha=12.0)}])
+@pytest.mark.parametrize(
+    "options",
+    [ModelOptions(), ModelOptions(recompute_activations=True), ModelOptions(lora=LoraSettings(rank=3, alpha=12.0))],
+)
 def test_it_is_asked_before_every_micro_batch_and_around_every_layer(
-    options: dict[str, object], new_policy: NewPolicy
+    options: ModelOptions, new_policy: NewPolicy
 ) -> None:
     """So an end waits for a layer, however many micro-batches a step has and however large they are."""
     ending = EndsAfter()
-    policy = new_policy(tokens_per_micro_batch=1, is_ending=ending, **options)
+    policy = new_policy(tokens_per_micro_batch=1, is_ending=ending, model_options=options)
     assert policy.train_step(random_samples(REWARDS), RATE).changed
     num_layers = len(policy.model.network.decoder.layers)
     assert num_layers > 1
