@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from clawstream.bus.interface import Bus
+from clawstream.bus.overtaken import telling_who_overtook
 from clawstream.bus.ranges import latest_of_topic
 from clawstream.codec import decode_as, encode
 from clawstream.durable_files import replace_file
@@ -35,7 +36,7 @@ def claim_namespace(
     """The id of the system that the namespace belongs to, which is that of `data_directory` from now on.
 
     `joins`: a data directory of another id, or of none, becomes one of that system's. Of two that claim a namespace at
-    the same moment the second fences the first before it reads. Raises NamespaceTaken, Fenced and BusError.
+    the same moment the second fences the first before it reads. Raises NamespaceTaken, Overtaken and BusError.
     """
     directory = data_directory.resolve()
     file = directory / FILE_NAME
@@ -48,17 +49,22 @@ def claim_namespace(
                 deployment_id=own or str(id_source()), data_directory=str(directory), host=host, claimed_at=now
             )
             _remember(file, owner.deployment_id)  # First: a claim whose directory does not know it refuses its own.
-            producer.begin()
-            producer.produce(
-                encode(
-                    owner,
-                    topic=full_name(namespace, DEPLOYMENT),
-                    key=_KEY,
-                    event_id=derive("deployment", namespace, owner.deployment_id),
-                    source="cli/topics",
+            with telling_who_overtook(
+                f"{full_name(namespace, DEPLOYMENT)}: claiming namespace {namespace!r}",
+                "another system, or another `clawstream topics apply` of this one,",
+                then="Run it again: it then says whose the namespace is",
+            ):
+                producer.begin()
+                producer.produce(
+                    encode(
+                        owner,
+                        topic=full_name(namespace, DEPLOYMENT),
+                        key=_KEY,
+                        event_id=derive("deployment", namespace, owner.deployment_id),
+                        source="cli/topics",
+                    )
                 )
-            )
-            producer.commit()
+                producer.commit()
         elif owner.deployment_id != own:
             if not joins:
                 raise NamespaceTaken(

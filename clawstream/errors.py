@@ -21,7 +21,8 @@
     │   │   └── RecordRejected   because of one record: too large
     │   ├── TransactionOutcomeUnknown  the end of a transaction was not answered in time
     │   ├── Fenced               another process took our place; exit
-    │   │   └── TransactionTimedOut  or our transaction was open for longer than its timeout: the log tells
+    │   │   ├── TransactionTimedOut  or our transaction was open for longer than its timeout: the log tells
+    │   │   └── Overtaken        of two commands that people ran the later one goes first; run it again
     │   └── FatalBusError        the client cannot go on; exit and let the supervisor restart
     ├── EngineError              an inference engine's answer
     │   ├── EngineUnavailable    refused, unreachable or 5xx: try another engine or later
@@ -35,6 +36,7 @@
     ├── TeacherUnfit             an engine cannot be the teacher of this policy
     ├── WeightsError             published weights are torn, missing or cannot be loaded
     ├── RankLost                 a process of a trainer of several ranks went away; the others end too
+    ├── StepInterrupted          a training step was given up before it changed anything: the process is to end
     ├── GateDeposed              another gateway commands the engines by now; stop commanding
     ├── RetryLater               an input cannot be handled now (an outage); it stays unresolved
     │   └── BlobUnavailable      the store that holds a blob does not answer
@@ -185,6 +187,10 @@ class NameTaken(Fenced):
     """Fenced, and the log shows that another process has written under our name since. The process must exit."""
 
 
+class Overtaken(Fenced):
+    """A command's transaction was fenced by another command. Says which ones that may be; it may be run again."""
+
+
 class FatalBusError(BusError):
     """The client can never be used again. The process must exit; a supervisor restarts it."""
 
@@ -285,6 +291,10 @@ class WeightsError(ClawstreamError):
 
 class RankLost(ClawstreamError):  # noqa: N818
     """A trainer of several ranks cannot reach all of them. Every rank ends; together they start again."""
+
+
+class StepInterrupted(ClawstreamError):  # noqa: N818 - reads as the condition it names
+    """A training step was given up, before it changed anything, because the process is to end."""
 
 
 class GateDeposed(ClawstreamError):  # noqa: N818

@@ -71,14 +71,18 @@ class ProcessIdentity:
             time.sleep(_POLL_SECONDS)
         return True
 
-    def terminate(self, grace_seconds: float) -> None:
-        """SIGTERM, then SIGKILL when it still runs after `grace_seconds`. Raises SupervisorError when that fails."""
+    def terminate(self, grace_seconds: float) -> bool:
+        """SIGTERM, then SIGKILL when it still runs after `grace_seconds`. Whether that was needed.
+
+        Raises SupervisorError when it fails.
+        """
         self.signal(signal.SIGTERM)
         if self.wait(grace_seconds):
-            return
+            return False
         self.signal(signal.SIGKILL)
         if not self.wait(10.0):
             raise SupervisorError(f"process {self.pid} did not end after SIGKILL; it hangs in the kernel")
+        return True
 
 
 def write_pid_file(file: Path, identity: ProcessIdentity) -> None:

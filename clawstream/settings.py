@@ -212,18 +212,43 @@ def load_settings(
     try:
         return model.model_validate(values, context={"base_directory": base_directory})
     except ValidationError as error:
-        problems = [_problem(model, section, shared, each) for each in error.errors(include_url=False)]
+        problems = [_problem(model, section, shared, values, each) for each in error.errors(include_url=False)]
         raise WrongValues(file, problems) from error
 
 
-def _problem(model: type[Section], section: str, shared: Set[str], error: ErrorDetails) -> str:
-    """A value that all sections share is named as it stands in the file: at the top."""
+def _problem(
+    model: type[Section], section: str, shared: Set[str], values: Mapping[str, Any], error: ErrorDetails
+) -> str:
+    """A value that all sections share is named as it stands in the file: at the top. Of a list's entry that has a name
+    this is told, too: nobody counts entries.
+    """
     place = ".".join(str(part) for part in error["loc"])
+    if (name := _name_at(values, error["loc"])) is not None:
+        place = f"{place} ({name})"
     is_shared = bool(error["loc"]) and error["loc"][0] in shared
     told = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         told = unknown_key(str(error["loc"][-1]), _fields_beside(model, error["loc"]))
     return f"{place if is_shared else f'{section}.{place}'.rstrip('.')}: {told}"
+
+
+def _name_of(entry: object) -> str | None:
+    name = cast("dict[str, object]", entry).get("name") if isinstance(entry, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _name_at(values: Mapping[str, Any], place: Sequence[int | str]) -> str | None:
+    """The name of the innermost entry of a list that the place leads through; None without one."""
+    found: str | None = None
+    value = cast("Any", values)
+    for part in place:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):  # a field that is missing, or something else than its section
+            break
+        if isinstance(part, int):
+            found = _name_of(value)
+    return found
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:

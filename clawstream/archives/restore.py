@@ -13,10 +13,13 @@ from typing import Final
 from clawstream.archives.manifest import ArchivedPartition, ArchivedTopic, read_manifest, verify_files
 from clawstream.archives.parquet_files import OffsetFile, read_offsets, read_records
 from clawstream.archives.references import TRANSLATED_TO, Places, Translator, in_order
+from clawstream.archives.restored_keys import ArchivedKeys, names_master_key
 from clawstream.bus.interface import Bus, Delivery, OutgoingRecord, Producer, Record, TopicPartition
 from clawstream.bus.ranges import read_once, topic_ranges
+from clawstream.encryption.master_key import MasterKeys
+from clawstream.encryption.rotation import read_keys
 from clawstream.errors import ArchiveError
-from clawstream.topics import full_name, topic_definitions
+from clawstream.topics import SESSION_KEYS, full_name, topic_definitions
 
 _FLUSH_EVERY_RECORDS: Final = 2000
 _FLUSH_SECONDS: Final = 60.0
@@ -34,6 +37,10 @@ class RestoreReport:
     """References to records that are not in the archive: they lead nowhere now."""
     expired: int = 0
     """Records written with a timestamp that is past their topic's retention: the broker will remove them."""
+    passed_over: int = 0
+    """Records that would have made an older master key count: not written."""
+    keys_warning: str = ""
+    """What is to be done about master keys now; empty when nothing is."""
     offsets_directory: Path | None = None
     """Where the places of the records are written down."""
 
@@ -53,12 +60,13 @@ class Restorer:
         new_timestamps: bool = False,
         dangling_references: bool = False,
         now_milliseconds: int,
+        masters: MasterKeys | None = None,
         progress: Callable[[int, int], None] = lambda _done, _of: None,
     ) -> None:
         """`resume` continues what was interrupted, after checking that it is a beginning of this archive. `append`
         writes after whatever the topics hold. `new_timestamps` gives records the present time, so that their retention
-        begins anew. `dangling_references` lets events refer to topics that were never restored. `progress` is told
-        records done and records in all.
+        begins anew. `dangling_references` lets events refer to topics that were never restored. `masters` are
+        needed for archived keys that are wrapped. `progress` is told records done and records in all.
 
         Raises ArchiveError for an archive that is damaged or incomplete.
         """
@@ -70,6 +78,9 @@ class Restorer:
         self._append = append
         self._new_timestamps = new_timestamps
         self._now_milliseconds = now_milliseconds
+        self._masters = masters or MasterKeys(list)
+        self._keeps_master_key = False
+        """Whether one counts already, and goes on to."""
         self._progress = progress
         self._manifest = read_manifest(directory)
         verify_files(directory, self._manifest)
@@ -80,8 +91,9 @@ class Restorer:
     def run(self, topics: Sequence[str] = ()) -> RestoreReport:
         """Restores these topics (without namespace), or all of the archive.
 
-        Raises ArchiveError when a topic is not in the archive, has other partitions, or is not empty, before anything
-        is written; BusError and OSError later, after which `resume` goes on.
+        Raises ArchiveError when a topic is not in the archive, has other partitions, or is not empty, and when a master
+        key of archived keys is missing, before anything is written; BusError and OSError later, after which `resume`
+        goes on.
         """
         named = {each.topic: each for each in self._manifest.topics if not topics or each.topic in topics}
         chosen = [named[topic] for topic in in_order(list(named))]
@@ -91,6 +103,8 @@ class Restorer:
         self._total = sum(topic.rows for topic in chosen)
         ranges = {topic.topic: self._checked(topic) for topic in chosen}
         report = RestoreReport(offsets_directory=self._offsets_directory)
+        if SESSION_KEYS in named:
+            report.keys_warning = self._check_master_keys(named[SESSION_KEYS])
         self._recall_places({each.topic for each in chosen})
         producer = self._bus.producer()
         try:
@@ -133,6 +147,16 @@ class Restorer:
             )
         return ranges
 
+    def _check_master_keys(self, topic: ArchivedTopic) -> str:
+        """What is to be done afterwards. Raises ArchiveError for keys that nobody could use."""
+        name = full_name(self._namespace, topic.topic)
+        archived = ArchivedKeys.of(
+            record for each in topic.partitions for record in self._records(each, TopicPartition(name, each.partition))
+        )
+        counting = read_keys(self._bus, self._namespace).named if self._append else None
+        self._keeps_master_key = counting is not None
+        return archived.check(self._masters, counting, self._directory)
+
     def _restore(
         self,
         producer: Producer,
@@ -151,6 +175,10 @@ class Restorer:
         waiting: dict[int, int] = {}
         try:
             for archived_record in records:
+                if topic.topic == SESSION_KEYS and self._keeps_master_key and names_master_key(archived_record):
+                    report.passed_over += 1
+                    self._done += 1
+                    continue
                 record = self._translator.translated(topic.topic, archived_record)
 
                 def delivered(delivery: Delivery, old_offset: int = record.offset) -> None:

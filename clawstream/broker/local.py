@@ -11,7 +11,6 @@ The folder that a broker is given holds everything about it:
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -29,6 +28,7 @@ from clawstream.broker.installation import deploy_directory, find_java, resolve_
 from clawstream.broker.properties import cluster_id_from, render_server_properties
 from clawstream.errors import BrokerUnavailable, SupervisorError
 from clawstream.ids import IdSource
+from clawstream.parent_death import ending_with_parent
 from clawstream.process_identity import (
     ProcessIdentity,
     describe_port_owner,
@@ -61,10 +61,9 @@ class LocalBroker:
     ) -> None:
         """`port`: None keeps the port of the last start, or picks a free one the first time.
 
-        `ends_with_parent`: the kernel ends the broker when the thread that started it ends (Linux with setpriv; without
-        effect elsewhere). For tests, so that a killed test run leaves no broker behind. `advertised_port` is what
-        clients are told when something stands between them and the broker. `new_id` gives the cluster's identity when
-        the data directory is formatted.
+        `ends_with_parent`: see `ending_with_parent`. For tests, so that a killed test run leaves no broker behind.
+        `advertised_port` is what clients are told when something stands between them and the broker. `new_id` gives the
+        cluster's identity when the data directory is formatted.
         """
         self._directory = data_directory.resolve()
         self._requested_port = port
@@ -106,8 +105,8 @@ class LocalBroker:
         """
         if self.running() is None:
             command = self.prepare()
-            if self._ends_with_parent and (setpriv := shutil.which("setpriv")):
-                command = [setpriv, "--pdeathsig", "TERM", *command]
+            if self._ends_with_parent:
+                command = ending_with_parent(command)
             with (self._directory / "console.log").open("ab") as console:
                 self._child = subprocess.Popen(
                     command,

@@ -12,6 +12,7 @@ from clawstream.bus.kafka import KafkaBus
 from clawstream.cli.options import ConfigOption
 from clawstream.cli.terminal import errors, optional_config, output
 from clawstream.clock import SystemClock
+from clawstream.encryption.master_key import MasterKeys, load_master_keys
 from clawstream.errors import SettingsError
 from clawstream.settings import KafkaSettings
 from clawstream.supervisor.settings import load_system_settings
@@ -99,6 +100,7 @@ def restore(
             new_timestamps=new_timestamps,
             dangling_references=dangling_references,
             now_milliseconds=int(SystemClock().now().timestamp() * 1000),
+            masters=MasterKeys(lambda: load_master_keys(kafka.encryption, os.environ)),
             progress=lambda done, of: progress.update(bar, completed=done, total=of),
         ).run(_known(topic or []))
     table = Table("topic", "records written", "were there already", box=None)
@@ -110,6 +112,14 @@ def restore(
         errors.print(
             f"{report.dangling} references lead nowhere: what they refer to is not in the archive", style="yellow"
         )
+    if report.passed_over:
+        errors.print(
+            f"{report.passed_over} records of the archive say which master key counted then, and were passed over: "
+            "the one that counts here stays",
+            style="yellow",
+        )
+    if report.keys_warning:
+        errors.print(report.keys_warning, style="yellow")
     if report.expired:
         errors.print(
             f"{report.expired} records are older than their topic's retention, and the broker will remove them again: "

@@ -1,8 +1,8 @@
 """`clawstream eval`: held-out questions under several weight versions and a frozen control."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -67,7 +67,7 @@ def evaluate(
     report = directory / f"eval-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     report.mkdir(parents=True)
     sampling = Sampling(temperature, max_tokens)
-    with terminated_like_interrupted():  # an engine that was started must not stay behind
+    with _told_when_cut_off(report), terminated_like_interrupted():  # an engine that was started must not stay behind
         answers = asyncio.run(
             _ask_targets(
                 targets,
@@ -102,6 +102,23 @@ def evaluate(
         output.print(str(report / "eval.png"))
     except MissingDependencyError as error:
         errors.print(str(error))
+
+
+@contextmanager
+def _told_when_cut_off(report: Path) -> Generator[None]:
+    """Whatever ends the asking, no empty folder is left, and what is in one that is left is told."""
+    is_whole = False
+    try:
+        yield
+        is_whole = True
+    finally:
+        if not is_whole:
+            left = sorted(file.name for file in report.iterdir())
+            if left:
+                errors.print(f"cut off: there is no report; {report} holds what engines logged: {', '.join(left)}")
+            else:
+                report.rmdir()
+                errors.print("cut off: there is no report")
 
 
 async def _ask_targets(

@@ -26,10 +26,13 @@ def status(
     if as_json:
         output.print(snapshot.model_dump_json(indent=2))
     else:
+        if snapshot.is_down:
+            output.print(f"{diagnosis.headline[0].upper()}{diagnosis.headline[1:]}\n")
         for table in tables(snapshot):
             output.print(table)
             output.print()
-        output.print(f"Learning: {'yes' if diagnosis.is_learning else 'no'}. {diagnosis.headline}")
+        why = "Nothing runs." if snapshot.is_down else diagnosis.headline
+        output.print(f"Learning: {'yes' if diagnosis.is_learning else 'no'}. {why}")
         for note in diagnosis.notes:
             output.print(f"  - {note}")
     if not diagnosis.is_learning:

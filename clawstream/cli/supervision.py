@@ -2,14 +2,16 @@
 
 import os
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.status import Status
 
 from clawstream.cli.options import ConfigOption
 from clawstream.cli.terminal import errors, optional_config, output, required_config
-from clawstream.clock import SystemClock
+from clawstream.clock import Clock, SystemClock
 from clawstream.errors import SupervisorError
 from clawstream.log import configure_logging
 from clawstream.supervisor.control import start_detached, stop, wait_until_ready
@@ -17,15 +19,17 @@ from clawstream.supervisor.log_files import LogFollower, tail
 from clawstream.supervisor.preflight import refuse_wrong_settings
 from clawstream.supervisor.report import ProcessState, SupervisorReport
 from clawstream.supervisor.settings import SystemSettings, load_system_settings
+from clawstream.supervisor.stopping_words import still_ending
 from clawstream.supervisor.supervisor import Supervisor
 
 _FOLLOW_SECONDS = 0.2
 
 
 class _Changes:
-    """Prints a line for every process whose state changed."""
+    """Prints a line for every process whose state changed, if it came into one of those that matter."""
 
-    def __init__(self) -> None:
+    def __init__(self, states: Collection[ProcessState] = frozenset(ProcessState)) -> None:
+        self._states = states
         self._seen: dict[str, tuple[ProcessState, str]] = {}
 
     def __call__(self, report: SupervisorReport) -> None:
@@ -33,7 +37,25 @@ class _Changes:
             now = (process.state, process.detail)
             if self._seen.get(process.name) != now:
                 self._seen[process.name] = now
+                if process.state not in self._states:
+                    continue
                 errors.print(f"  {process.name:<16} {process.state:<12} {process.detail}".rstrip())
+
+
+class _Endings:
+    """Prints who is told to end and who has ended, and keeps a line about who is still waited for."""
+
+    def __init__(self, line: Status, clock: Clock) -> None:
+        self.killed: list[str] = []
+        """Names of those that had to be killed."""
+        self._line = line
+        self._clock = clock
+        self._changes = _Changes(frozenset({ProcessState.STOPPING, ProcessState.STOPPED}))
+
+    def __call__(self, report: SupervisorReport) -> None:
+        self._changes(report)
+        self._line.update(still_ending(report, self._clock.now()) or "stopping")
+        self.killed = [process.name for process in report.processes if process.was_killed]
 
 
 def up(
@@ -75,10 +97,23 @@ def down(
     now: Annotated[bool, typer.Option("--now", help="At once: SIGKILL instead of a graceful end.")] = False,
     timeout_seconds: Annotated[float, typer.Option("--timeout", help="Seconds to wait for the end.")] = 120.0,
 ) -> None:
-    """Stops every process, dependents first. What is on the log and in the outbox stays."""
+    """Stops every process, dependents first. What is on the log and in the outbox stays.
+
+    Each has its stop_timeout_seconds (30 by default) to end what it has in hand, and is killed then. Nothing is lost by
+    that: what it had in hand is read again at the next start.
+    """
     settings = load_system_settings(optional_config(config), os.environ)
-    if stop(settings, at_once=now, timeout_seconds=timeout_seconds, progress=_Changes()):
-        output.print("all processes are down")
+    clock = SystemClock()
+    try:
+        with errors.status("stopping") as line:
+            endings = _Endings(line, clock)
+            found = stop(settings, clock, at_once=now, timeout_seconds=timeout_seconds, progress=endings)
+    except KeyboardInterrupt:
+        errors.print("The processes go on ending in the background: `clawstream status`, `clawstream down`.")
+        raise typer.Exit(130) from None
+    if found:
+        killed = f"; {', '.join(endings.killed)} had to be killed, see above" if endings.killed else ""
+        output.print(f"all processes are down{killed}; `clawstream up` starts them again")
     else:
         output.print(f"no supervisor runs in {settings.supervisor_directory}")
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from clawstream.bus.interface import Bus, OutgoingRecord
+from clawstream.bus.overtaken import telling_who_overtook
 from clawstream.clock import Clock
 from clawstream.dead_letters.letter import Letter, marker, original
 from clawstream.dead_letters.reading import ValueReader, read_letters
@@ -53,7 +54,7 @@ class Redriver:
     def run(self, selection: Selection, progress: Callable[[int, int], None]) -> RedriveReport:
         """Sends back what is meant and waits. `progress` is told how many of how many are done.
 
-        Raises Fenced when another re-drive of the stage began meanwhile, BrokerUnavailable, TransactionAbortable and
+        Raises Overtaken when another re-drive of the stage began meanwhile, BrokerUnavailable, TransactionAbortable and
         TransactionOutcomeUnknown: run it again then; what was sent back is known.
         """
         sender = _Sender(self._bus, f"{self._namespace}.dlq.{self._stage.name}")
@@ -120,14 +121,19 @@ class _Sender:
         self._producer = bus.transactional_producer(transactional_id)
 
     def send(self, records: Sequence[OutgoingRecord]) -> None:
-        """All or nothing. After RecordRejected it may be used again."""
+        """All or nothing. After RecordRejected it may be used again. Raises Overtaken."""
         if not records:
             return
         try:
-            self._producer.begin()
-            for record in records:
-                self._producer.produce(record)
-            self._producer.commit()
+            with telling_who_overtook(
+                f"{records[0].topic}: sending dead letters back",
+                "another `clawstream dlq redrive` of this stage",
+                then="What was sent back before is known: run it again, when the other one has ended",
+            ):
+                self._producer.begin()
+                for record in records:
+                    self._producer.produce(record)
+                self._producer.commit()
         except RecordRejected:
             self._replace()
             raise

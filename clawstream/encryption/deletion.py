@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from clawstream.bus.interface import Bus, OutgoingRecord
+from clawstream.bus.overtaken import telling_who_overtook
 from clawstream.bus.ranges import latest_of_topic
 from clawstream.encryption.session_keys import key_prefix, session_prefix
 from clawstream.topics import SESSION_KEYS, full_name
@@ -30,16 +31,21 @@ def delete_keys(bus: Bus, namespace: str, key_ids: Iterable[bytes], source: str)
     """A tombstone for each, committed when this returns: what they encrypt can be read by nobody who starts now.
 
     In one transaction of the id that `Rotation` writes by: a rotation that has read a key before it was deleted is
-    fenced, and cannot bring it back. Raises BusError, and Fenced when a rotation came in between: then do it again.
+    fenced, and cannot bring it back. Raises BusError, and Overtaken when a rotation came in between: then do it again.
     """
+    topic = full_name(namespace, SESSION_KEYS)
     producer = bus.transactional_producer(keys_transactional_id(namespace))
     try:
-        producer.begin()
-        for key_id in key_ids:
-            producer.produce(
-                OutgoingRecord(full_name(namespace, SESSION_KEYS), key_id, None, (("ce_source", source.encode()),))
-            )
-        producer.commit()
+        with telling_who_overtook(
+            f"{topic}: deleting the keys of what is to be forgotten",
+            "`clawstream keys rotate`, or another `clawstream forget`,",
+            then="Until they are deleted what they encrypt can still be read: run `clawstream forget` again, when the "
+            "other command has ended",
+        ):
+            producer.begin()
+            for key_id in key_ids:
+                producer.produce(OutgoingRecord(topic, key_id, None, (("ce_source", source.encode()),)))
+            producer.commit()
     finally:
         producer.close()
 

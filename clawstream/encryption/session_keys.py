@@ -71,6 +71,8 @@ class SessionKeys:
         self._masters = masters
         self._named: str | None = None
         """The id of the master key that the log names."""
+        self._unknown_name: str | None = None
+        """Why it is not known which one the log names; None when it is, or when it names none."""
         self._newest_wrapped_by: str | None = None
         """The id of the master key that wraps the last key on the log, as far as it was read."""
         self._source = source
@@ -190,7 +192,12 @@ class SessionKeys:
             return
         key_id = record.key.decode(errors="replace")
         if key_id == MASTER_KEY_RECORD:
-            self._named = None if record.value is None else decode_as(record, MasterKeyEvent).master_key_id
+            self._named = self._unknown_name = None
+            try:
+                self._named = None if record.value is None else decode_as(record, MasterKeyEvent).master_key_id
+            except DecodeError as error:
+                # Raised where a key is made, and not here: what comes after it, as a deleted key, must not be missed.
+                self._unknown_name = str(error)
             return
         prefix = _prefix_of(key_id)
         if record.value is None:
@@ -201,7 +208,12 @@ class SessionKeys:
                 del self._key_ids[prefix]
             return
         try:
-            self._remember(key_id, self._unwrapped(key_id, decode_as(record, SessionKeyEvent)))
+            event = decode_as(record, SessionKeyEvent)
+        except DecodeError as error:
+            self._unusable[key_id] = str(error)
+            return
+        try:
+            self._remember(key_id, self._unwrapped(key_id, event))
         except (DecodeError, SettingsError) as error:
             self._unusable[key_id] = f"{record}: {error}"
 
@@ -215,7 +227,15 @@ class SessionKeys:
         return unwrapped(key_id, event, self._masters)
 
     def _wrapping(self) -> MasterKey | None:
-        """The master key that wraps what is made now. Raises SettingsError when we do not have it."""
+        """The master key that wraps what is made now.
+
+        Raises SettingsError when we do not have it, and when it cannot be known which one that is.
+        """
+        if self._unknown_name is not None:
+            raise SettingsError(
+                f"{self._unknown_name}. This record names the master key that counts: until it can be read no key is "
+                "made, for nobody might be able to use it. `clawstream keys rotate` names the key anew"
+            )
         key_id = self._named or self._newest_wrapped_by
         if not key_id:
             return self._masters.first
@@ -250,7 +270,10 @@ def wrapped(key_id: str, data_key: bytes, master: MasterKey | None, *, nonce: by
 
 
 def unwrapped(key_id: str, event: SessionKeyEvent, masters: MasterKeys) -> bytes:
-    """The key itself. Raises SettingsError when it is wrapped by a master key that we do not have, and DecodeError."""
+    """The key itself. Raises SettingsError when it is wrapped by a master key that we do not have.
+
+    Raises DecodeError for what is damaged.
+    """
     try:
         data_key = base64.b64decode(event.data_key, validate=True)
     except binascii.Error as error:
@@ -262,7 +285,10 @@ def unwrapped(key_id: str, event: SessionKeyEvent, masters: MasterKeys) -> bytes
                 f"session key {key_id} is wrapped by master key {event.master_key_id}, ours is {masters.ids}; "
                 "see kafka.encryption.master_key_file"
             )
-        data_key = master.unwrap(data_key, key_id=key_id)
+        try:
+            data_key = master.unwrap(data_key, key_id=key_id)
+        except SettingsError as error:  # An id is a checksum of its key, so this is the right one.
+            raise DecodeError(f"session key {key_id}: damaged: its master key {master.key_id} does not fit") from error
     if len(data_key) != KEY_BYTES:
         raise DecodeError(f"session key {key_id}: {len(data_key)} bytes, not {KEY_BYTES}")
     return data_key

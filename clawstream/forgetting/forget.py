@@ -12,6 +12,7 @@ from typing import Final
 
 from clawstream.blobs import remove_blob
 from clawstream.bus.interface import Bus, OutgoingRecord
+from clawstream.bus.overtaken import telling_who_overtook
 from clawstream.bus.ranges import read_once, topic_ranges
 from clawstream.clock import Clock
 from clawstream.codec import encode
@@ -155,10 +156,15 @@ class Forgetting:
         """One transaction of a producer of its own: runs are rare, and a new one fences what a killed run left."""
         producer = self._bus.transactional_producer(f"{self._namespace}.forget")
         try:
-            producer.begin()
-            for record in records:
-                producer.produce(record)
-            producer.commit()
+            with telling_who_overtook(
+                f"{records[0].topic}: forgetting",
+                "another `clawstream forget`",
+                then="What was done before stays done: run it again, when the other one has ended",
+            ):
+                producer.begin()
+                for record in records:
+                    producer.produce(record)
+                producer.commit()
         finally:
             producer.close()
 

@@ -9,8 +9,8 @@ from clawstream.errors import BusError, DecodeError
 from clawstream.status.log_reading import read_log
 from clawstream.status.snapshot import MetricSample, Snapshot
 from clawstream.supervisor.leftovers import is_alive
-from clawstream.supervisor.report import ProcessReport, read_report, running_supervisor
-from clawstream.supervisor.settings import SystemSettings
+from clawstream.supervisor.report import ProcessReport, SupervisorReport, read_report, running_supervisor
+from clawstream.supervisor.settings import Service, SystemSettings
 
 _SCRAPE_SECONDS = 2.0
 
@@ -30,22 +30,26 @@ def take_snapshot(settings: SystemSettings, bus: Bus, clock: Clock) -> Snapshot:
             silent.append(process.name)
         else:
             samples += found
-    problem = ""
-    log = None
-    try:
-        log = read_log(bus, settings.kafka.namespace, settings.policy, clock.now())
-    except (BusError, DecodeError) as error:
-        problem = str(error)
-    return Snapshot(
+    snapshot = Snapshot(
         taken_at=clock.now(),
         supervisor_pid=supervisor.pid if supervisor else None,
         report=report,
-        log=log,
-        log_problem=problem,
+        log=None,
         metrics=samples,
         silent=silent,
         alive=[process.name for process in alive],
     )
+    if snapshot.is_down and report is not None and _has_broker(report):
+        return snapshot  # Nobody answers for the log, and waiting for it would only take time.
+    try:
+        log = read_log(bus, settings.kafka.namespace, settings.policy, clock.now())
+    except (BusError, DecodeError) as error:
+        return snapshot.model_copy(update={"log_problem": str(error)})
+    return snapshot.model_copy(update={"log": log})
+
+
+def _has_broker(report: SupervisorReport) -> bool:
+    return any(process.service == Service.BROKER for process in report.processes)
 
 
 def scrape(process: ProcessReport) -> list[MetricSample] | None:

@@ -7,7 +7,8 @@ same reason.
 from dataclasses import dataclass
 
 from clawstream.status.snapshot import LogSnapshot, Snapshot, StageLag
-from clawstream.supervisor.report import ProcessState
+from clawstream.supervisor.report import SATISFIED, ProcessState, SupervisorReport
+from clawstream.supervisor.settings import Service
 from clawstream.topics import NEXT_STATES, SAMPLES, SCORES, TURNS
 from schemas.events.weights import EngineState
 
@@ -33,14 +34,45 @@ def diagnose(snapshot: Snapshot) -> Diagnosis:
     notes = _notes(snapshot)
     troubles = _process_troubles(snapshot)
     log = snapshot.log
+    if snapshot.report is not None and snapshot.is_down:
+        return Diagnosis(False, _down(snapshot, snapshot.report), (*troubles, *_log_of_a_system_that_is_down(snapshot)))
     if log is None:
-        return Diagnosis(False, f"the log cannot be read: {snapshot.log_problem}", (*troubles, *notes))
+        return Diagnosis(False, _unreadable(snapshot), (*troubles, *notes))
     missing_link = _missing_link(snapshot, log)
     if missing_link is not None:
         return Diagnosis(False, missing_link, (*troubles, *notes))
     if troubles:
         return Diagnosis(False, troubles[0], (*troubles[1:], *notes))
     return _learned(log, notes)
+
+
+def _down(snapshot: Snapshot, report: SupervisorReport) -> str:
+    if snapshot.vanished:
+        how = "its supervisor was killed, as when the machine is switched off, and nothing of it runs any more"
+    else:
+        ended = max((process.since for process in report.processes), default=report.started_at)
+        how = f"all its processes have ended, the last one at {ended:%Y-%m-%d %H:%M:%S} UTC"
+    return f"the system is down: {how}. Start it with `clawstream up --config {report.config_file}`"
+
+
+def _log_of_a_system_that_is_down(snapshot: Snapshot) -> tuple[str, ...]:
+    if snapshot.log is None:
+        return (f"the log cannot be read: {snapshot.log_problem}",) if snapshot.log_problem else ()
+    said = diagnose(snapshot.model_copy(update={"report": None}))
+    return (f"the log has a broker of its own, and says: {said.headline}", *said.notes)
+
+
+def _unreadable(snapshot: Snapshot) -> str:
+    if snapshot.report is None and snapshot.supervisor_pid is None:
+        return (
+            f"no system runs here, and none was started in this data_directory yet: {snapshot.log_problem}. Start it "
+            "with `clawstream up`; if it runs elsewhere, kafka.bootstrap_servers must name its broker"
+        )
+    told = f"the log cannot be read: {snapshot.log_problem}"
+    for process in snapshot.report.processes if snapshot.report is not None else []:
+        if process.service == Service.BROKER and process.state not in SATISFIED:
+            return f"{process.name} is {process.state}, so {told}"
+    return told
 
 
 def _missing_link(snapshot: Snapshot, log: LogSnapshot) -> str | None:
@@ -133,6 +165,9 @@ def _learned(log: LogSnapshot, notes: tuple[str, ...]) -> Diagnosis:
 
 
 def _process_troubles(snapshot: Snapshot) -> tuple[str, ...]:
+    if snapshot.report is not None and snapshot.is_down:
+        failed = [process for process in snapshot.report.processes if process.state is ProcessState.FAILED]
+        return tuple(f"{process.name} had failed before: {process.detail or process.last_exit}" for process in failed)
     if snapshot.report is None or snapshot.supervisor_pid is None:
         return tuple(
             f"{process.name} is gone: it ended after its supervisor was killed" for process in snapshot.vanished
@@ -148,8 +183,6 @@ def _notes(snapshot: Snapshot) -> tuple[str, ...]:
     notes: list[str] = []
     if snapshot.orphans or snapshot.vanished:
         notes.append(_killed_supervisor(snapshot))
-    elif snapshot.report is not None and snapshot.supervisor_pid is None:
-        notes.append("no supervisor runs here: what follows is what the log says; start with `clawstream up`")
     if snapshot.silent:
         notes.append(f"no metrics from {', '.join(snapshot.silent)}")
     unrecorded = snapshot.total("clawstream_turns_unrecorded_total")

@@ -126,13 +126,18 @@ class Snapshot(Part):
     log: LogSnapshot | None
     """Null when the log could not be read."""
     log_problem: str = ""
-    """Why not."""
+    """Why not; empty where nobody tried, since the broker belongs to a system that is down."""
     metrics: list[MetricSample] = Field(default=[])
     """Of all processes that answered."""
     silent: list[str] = Field(default=[])
     """Running processes whose metrics could not be read."""
     alive: list[str] = Field(default=[])
     """Processes of the report that run now, by pid and creation time. Without a supervisor they are orphans."""
+
+    @property
+    def is_down(self) -> bool:
+        """Whether a system that ran here has ended: no process of it runs, and nobody would start one."""
+        return self.report is not None and self.supervisor_pid is None and not self.alive
 
     @property
     def orphans(self) -> list[ProcessReport]:

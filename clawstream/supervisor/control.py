@@ -4,9 +4,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
+from clawstream.clock import Clock
 from clawstream.errors import SupervisorError
 from clawstream.process_identity import ProcessIdentity
 from clawstream.supervisor.leftovers import end_leftovers, leftovers
@@ -14,9 +15,12 @@ from clawstream.supervisor.lock import SupervisorLock
 from clawstream.supervisor.log_files import tail
 from clawstream.supervisor.report import (
     OVER,
+    RUNNING,
     SATISFIED,
     ProcessState,
+    Progress,
     SupervisorReport,
+    no_progress,
     read_report,
     running_supervisor,
 )
@@ -25,9 +29,6 @@ from clawstream.supervisor.settings import SystemSettings
 SUPERVISOR_LOG_NAME = "supervisor.log"
 _POLL_SECONDS = 0.1
 _TOLD = frozenset({ProcessState.STOPPING, ProcessState.STOPPED})
-
-Progress = Callable[[SupervisorReport], None]
-"""Called with every new report while somebody waits."""
 
 
 def start_detached(settings: SystemSettings, config_file: Path, environment: Mapping[str, str]) -> ProcessIdentity:
@@ -61,9 +62,7 @@ def wait_until_ready(
     last: SupervisorReport | None = None
     while True:
         alive = supervisor.is_alive()
-        report = read_report(settings.supervisor_directory)
-        if report is not None and report.supervisor_pid != supervisor.pid:
-            report = None  # What a predecessor left.
+        report = _report_of(supervisor, settings.supervisor_directory)
         if report is not None and report != last:
             progress(report)
             last = report
@@ -86,42 +85,58 @@ def wait_until_ready(
         time.sleep(_POLL_SECONDS)
 
 
-def stop(settings: SystemSettings, *, at_once: bool, timeout_seconds: float, progress: Progress) -> bool:
+def stop(
+    settings: SystemSettings, clock: Clock, *, at_once: bool, timeout_seconds: float, progress: Progress = no_progress
+) -> bool:
     """Stops the supervisor and everything it runs, or what a killed one left. Returns whether there was anything.
 
+    One that stops already is waited for: told twice, it would kill everything. `progress` sees the last report too.
     Raises SupervisorError when it does not end in time.
     """
     directory = settings.supervisor_directory
     supervisor = running_supervisor(directory)
     if supervisor is None:
-        return _end_leftovers(directory)
-    supervisor.signal(signal.SIGTERM)
+        return _end_leftovers(directory, clock, progress)
+    if not _is_stopping(_report_of(supervisor, directory)):
+        supervisor.signal(signal.SIGTERM)
     deadline = time.monotonic() + timeout_seconds
-    last: SupervisorReport | None = None
     told_again = False
     while not supervisor.wait(_POLL_SECONDS):
-        report = read_report(directory)
-        if report is not None and report != last:
+        report = _report_of(supervisor, directory)
+        if report is not None:
             progress(report)
-            last = report
-        stopping = report is not None and any(p.state in _TOLD for p in report.processes)
         # Two signals in a row could merge into one: the second waits until the first shows.
-        if at_once and stopping and not told_again:
+        if at_once and _is_stopping(report) and not told_again:
             supervisor.signal(signal.SIGTERM)
             told_again = True
         if time.monotonic() >= deadline:
+            running = ", ".join(p.name for p in report.processes if p.state in RUNNING) if report is not None else ""
             raise SupervisorError(
-                f"the supervisor (pid {supervisor.pid}) still runs after {timeout_seconds:.0f} seconds; "
-                "`clawstream down --now` ends it at once"
+                f"the supervisor (pid {supervisor.pid}) still runs after {timeout_seconds:.0f} seconds"
+                f"{f', with {running}' if running else ''}; it goes on ending them, `clawstream down` waits for it "
+                "again, and `clawstream down --now` ends all at once"
             )
+    report = _report_of(supervisor, directory)
+    if report is not None:
+        progress(report)
     return True
 
 
-def _end_leftovers(directory: Path) -> bool:
+def _report_of(supervisor: ProcessIdentity, directory: Path) -> SupervisorReport | None:
+    """What this supervisor wrote; None for what a predecessor left."""
+    report = read_report(directory)
+    return report if report is not None and report.supervisor_pid == supervisor.pid else None
+
+
+def _is_stopping(report: SupervisorReport | None) -> bool:
+    return report is not None and any(process.state in _TOLD for process in report.processes)
+
+
+def _end_leftovers(directory: Path, clock: Clock, progress: Progress) -> bool:
     if not leftovers(directory):
         return False
     lock = SupervisorLock(directory)
     try:
-        return bool(end_leftovers(directory))
+        return bool(end_leftovers(directory, clock, progress))
     finally:
         lock.release()

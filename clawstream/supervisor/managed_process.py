@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from clawstream.clock import Clock
@@ -22,6 +23,7 @@ from clawstream.supervisor.readiness import ReadinessProbe
 from clawstream.supervisor.report import OVER, RUNNING, TRANSITIONS, ProcessReport, ProcessState
 from clawstream.supervisor.restarts import RestartHistory
 from clawstream.supervisor.settings import ProcessSpecification, RestartSettings
+from clawstream.supervisor.stopping_words import kill_consequence, overdue_words, stopping_words
 
 _STARTING_PROBE_SECONDS = 0.2
 _READY_PROBE_SECONDS = 5.0
@@ -62,6 +64,8 @@ class ManagedProcess:
         self._starts = 0
         self._memory_kills: int | None = None
         self._last_exit = ""
+        self._kill_at: datetime | None = None
+        self._why_killed = ""
         self._launch: Launch | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._identity: ProcessIdentity | None = None
@@ -159,16 +163,29 @@ class ManagedProcess:
         if self.state in (ProcessState.WAITING, ProcessState.BACKING_OFF):
             self._move(ProcessState.STOPPED)
         elif self.is_running() and self.state is not ProcessState.STOPPING and self._identity is not None:
-            self._move(ProcessState.STOPPING)
-            self._deadline_seconds = self._clock.monotonic_seconds() + self.specification.stop_timeout_seconds
+            seconds = self.specification.stop_timeout_seconds
+            self._move(ProcessState.STOPPING, stopping_words(seconds))
+            self._deadline_seconds = self._clock.monotonic_seconds() + seconds
+            self._kill_at = self._since + timedelta(seconds=seconds)
+            self._logger.info("stopping", seconds=seconds)
             self._identity.signal(signal.SIGTERM)
 
     def kill_if_overdue(self) -> None:
         """SIGKILL when it did not stop in time."""
         if self.state is ProcessState.STOPPING and self._clock.monotonic_seconds() >= self._deadline_seconds:
-            self._logger.warning("did not stop in time, killing", seconds=self.specification.stop_timeout_seconds)
-            self._deadline_seconds = math.inf
-            self.kill()
+            seconds = self.specification.stop_timeout_seconds
+            self._logger.warning("did not stop in time, killing", seconds=seconds)
+            self._kill_stopping(overdue_words(seconds))
+
+    def kill_at_once(self) -> None:
+        """SIGKILL to one that is stopping, for whoever does not want to wait."""
+        if self.state is ProcessState.STOPPING and not self._why_killed:
+            self._kill_stopping("was killed at once, as asked")
+
+    def _kill_stopping(self, why: str) -> None:
+        self._why_killed = why
+        self._deadline_seconds = math.inf
+        self.kill()
 
     def kill(self) -> None:
         """SIGKILL to the process and its group."""
@@ -190,6 +207,8 @@ class ManagedProcess:
             pid=running.pid if running else None,
             create_time=running.create_time if running else None,
             starts=self._starts,
+            kill_at=self._kill_at if self.state is ProcessState.STOPPING else None,
+            was_killed=bool(self._why_killed) and self.state is ProcessState.STOPPED,
             last_exit=self._last_exit,
             log_file=self.log_file,
             metrics_url=launch.metrics_url if launch else None,
@@ -230,8 +249,11 @@ class ManagedProcess:
         if return_code in _KILLED and self.state is not ProcessState.STOPPING:
             how += f" ({kill_hint(self._memory_kills, memory_kills())})"
         self._last_exit = f"{how} at {self._clock.now():%Y-%m-%d %H:%M:%S} UTC"
+        if return_code not in _KILLED:
+            self._why_killed = ""  # It ended by itself just then.
         if self.state is ProcessState.STOPPING:
-            self._move(ProcessState.STOPPED)
+            told = f"{self._why_killed}: {kill_consequence(self.specification.service)}" if self._why_killed else ""
+            self._move(ProcessState.STOPPED, told)
         elif return_code == 0 and (self.specification.is_one_shot or not self.specification.restart):
             self._move(ProcessState.COMPLETED)
             self._logger.info("completed")

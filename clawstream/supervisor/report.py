@@ -1,6 +1,6 @@
 """What the supervisor writes down about its processes, for `status`, `logs` and `down` in other processes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 
@@ -82,6 +82,10 @@ class ProcessReport(BaseModel):
     """The kernel's creation time of that pid, in seconds since 1970."""
     starts: int = 0
     """How often it was started."""
+    kill_at: AwareDatetime | None = None
+    """When it is killed if it still runs then; null while nobody wants it to end."""
+    was_killed: bool = False
+    """Whether it was told to stop, and had to be killed. `detail` says what that means."""
     last_exit: str = ""
     """How it last ended, for people; empty when it never did."""
     log_file: Path
@@ -112,6 +116,14 @@ class SupervisorReport(BaseModel):
     """When it started."""
     processes: list[ProcessReport]
     """In the order of the file."""
+
+
+Progress = Callable[[SupervisorReport], None]
+"""Called again and again with the newest report while somebody waits."""
+
+
+def no_progress(_: SupervisorReport) -> None:
+    """Nobody watches."""
 
 
 def write_report(directory: Path, report: SupervisorReport) -> None:

@@ -64,7 +64,7 @@ class Supervisor:
         self._lock = SupervisorLock(settings.supervisor_directory)
         settings.log_directory.mkdir(parents=True, exist_ok=True)
         # Two processes of a name must never run.
-        left = end_leftovers(settings.supervisor_directory)
+        left = end_leftovers(settings.supervisor_directory, clock)
         if left:
             logger.warning("ended the processes of a supervisor that was killed", names=left)
         self._started_at = clock.now()
@@ -161,7 +161,7 @@ class Supervisor:
             dependents = [other for other in self._processes.values() if process.name in other.depends_on]
             if self._stop_at_once.is_set():
                 process.request_stop()
-                process.kill()
+                process.kill_at_once()
             elif not any(other.is_running() for other in dependents):
                 process.request_stop()
                 process.kill_if_overdue()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clawstream.bus.interface import Bus
+from clawstream.clock import SystemClock
 from clawstream.encryption.bus import open_bus
 from clawstream.process_identity import ProcessIdentity, free_ports
 from clawstream.settings import KafkaSettings
@@ -59,7 +60,7 @@ class DemoSystem:
 
     def stop(self) -> None:
         """Ends all processes, gracefully."""
-        control.stop(self.settings, at_once=False, timeout_seconds=120, progress=lambda report: None)
+        control.stop(self.settings, SystemClock(), at_once=False, timeout_seconds=120)
 
 
 def start(plan: DemoPlan, *, progress: Callable[[SupervisorReport], None]) -> DemoSystem:

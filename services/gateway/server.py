@@ -9,6 +9,7 @@ import threading
 import uuid
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -65,7 +66,7 @@ async def serve(
     """Serves until SIGTERM, SIGINT or a failure that only a new process can mend. Returns the exit code.
 
     `check_keys` raises SettingsError when nobody else could read what this process encrypts, and BusError while no
-    broker says so: it is asked again until it knows.
+    broker says so: it is asked again until it knows. Whatever else it raises ends the process.
 
     Raises SettingsError (also for a model directory without a tokenizer that fits) and OSError (a port is taken) at
     start. A full disk is waited for.
@@ -208,6 +209,8 @@ async def serve(
         asyncio.create_task(_watch(conversations, fail)),
         asyncio.create_task(_check_keys(check_keys, fail, logger)),
     ]
+    for helper in helpers:
+        helper.add_done_callback(partial(_fail_if_broken, fail))
     if settings.max_context_tokens is None:
         helpers.append(asyncio.create_task(limit.ask(list(clients.values()), logger)))
     host, port = listener.getsockname()[:2]
@@ -263,18 +266,28 @@ def _stop_on_signals(stop: asyncio.Event, ending: threading.Event, logger: Logge
 
 
 async def _check_keys(check: Callable[[], None], fail: Callable[[Exception], None], logger: Logger) -> None:
-    """Ends the process when its master key is not the one that counts; goes on asking while no broker answers."""
+    """Ends the process when its master key is not the one that counts; goes on asking while no broker answers.
+
+    What else goes wrong ends it too: what cannot be checked must not be encrypted.
+    """
     while True:
         try:
             await asyncio.to_thread(check)
-        except SettingsError as error:
-            fail(error)
-            return
         except BusError as error:
             logger.warning("the master key cannot be checked yet; trying again", error=str(error))
             await asyncio.sleep(_KEY_CHECK_SECONDS)
+        except ClawstreamError as error:
+            fail(error)
+            return
         else:
             return
+
+
+def _fail_if_broken(fail: Callable[[Exception], None], done: "asyncio.Task[None]") -> None:
+    """A task that nobody waits for must not end unheard."""
+    error = None if done.cancelled() else done.exception()
+    if isinstance(error, Exception):
+        fail(error)
 
 
 async def _watch(conversations: GatewayConversations, fail: Callable[[Exception], None]) -> None:

@@ -91,7 +91,7 @@ def run(settings: TrainerSettings, stop: threading.Event, logger: Logger) -> Non
         torch.set_num_threads(settings.threads)
     layout = ParallelLayout.start(tensor_parallel_size=settings.tensor_parallel_size, seed=settings.seed)
     cpu_platform.enable_fast_exact_matmul()
-    policy_trainer = new_policy(settings, layout)
+    policy_trainer = new_policy(settings, layout, stop.is_set)
     channel = RankChannel(layout)
     try:
         if layout.rank == 0:
@@ -175,10 +175,11 @@ def lead(settings: TrainerSettings, policy: RankedPolicy, stop: threading.Event,
                 history, weights.versions(), lineage=str(uuid.uuid4()), start_version=start_version
             )
         try:
-            loop = trainer.begin(progress, is_new=checkpoint is None)
-            is_ready.set()
-            loop.run(stop)
-            trainer.check()
+            if not stop.is_set():  # Reading a model takes long, and what follows writes one.
+                loop = trainer.begin(progress, is_new=checkpoint is None)
+                is_ready.set()
+                loop.run(stop)
+                trainer.check()
         finally:
             trainer.close()
             turns.close()

@@ -16,6 +16,7 @@ from services.trainer.engine import cpu_platform
 from services.trainer.engine.model import PolicyModel
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.forward_pass import forward_pass
+from services.trainer.interruption import Interruption
 from services.trainer.metrics import StepMeasurements
 from services.trainer.sample import TrainingSample
 from services.trainer.step_plan import MicroBatch, PartPlan
@@ -33,6 +34,8 @@ class BackwardPass:
     layout: ParallelLayout
     algorithm: Algorithm
     """Its loss."""
+    interruption: Interruption
+    """May give up what is computed."""
 
     def new_measurements(self, batch: Sequence[TrainingSample]) -> StepMeasurements:
         """Nothing measured yet."""
@@ -40,14 +43,19 @@ class BackwardPass:
 
     @torch.no_grad()
     def proximal(self, batch: Sequence[TrainingSample], plans: Sequence[PartPlan]) -> dict[MicroBatch, PolicyOutputs]:
-        """The policy at the start of the batch, where it cannot be read off the first forward pass."""
+        """The policy at the start of the batch, where it cannot be read off the first forward pass.
+
+        Raises StepInterrupted. A collective of all ranks.
+        """
         if len(plans) == 1 and not self.algorithm.needs.recomputed_proximal:
             return {}
         micro_batches = [each for plan in plans for each in plan.micro_batches]
-        return {each: self._outputs([batch[index] for index in each]) for each in micro_batches}
 
-    def _outputs(self, samples: Sequence[TrainingSample]) -> PolicyOutputs:
-        return forward_pass(self.model, samples, self.layout, self.algorithm.needs)[0]
+        def outputs(micro_batch: MicroBatch) -> PolicyOutputs:
+            samples = [batch[index] for index in micro_batch]
+            return forward_pass(self.model, samples, self.layout, self.algorithm.needs)[0]
+
+        return dict(zip(micro_batches, self.interruption.each(micro_batches, outputs), strict=True))
 
     def accumulate(
         self,

@@ -2,7 +2,7 @@
 
 Torchrun starts ranks as well, but makes exit code 1 of whatever a rank ends with: a supervisor would start again and
 again what only other settings can mend. Here the exit code of the ranks is the exit code of the whole. They stay in one
-process group, so that whoever ends it ends them all.
+process group, so that whoever ends it ends them all, and are told to end when this process is killed.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import sys
 from asyncio.subprocess import Process
 from collections.abc import Mapping, Sequence
 
+from clawstream.parent_death import ending_with_parent
 from clawstream.process_identity import free_port
 from clawstream.settings import EXIT_CODE_WRONG_SETTINGS
 
@@ -44,7 +45,8 @@ async def launch(
 ) -> int:
     """Runs `command` once for each rank and returns what they end with, as `exit_code` sums it up.
 
-    SIGTERM and SIGINT are passed on. When one rank fails the others are ended, too.
+    SIGTERM and SIGINT are passed on. When one rank fails the others are ended, too; so are all when the calling thread
+    ends without a word, as after SIGKILL (see `ending_with_parent`).
     """
     stop, failed = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -59,7 +61,9 @@ async def launch(
 
     port = free_port()
     processes = [
-        await asyncio.create_subprocess_exec(*command, env=rank_environment(environment, rank, ranks, port))
+        await asyncio.create_subprocess_exec(
+            *ending_with_parent(command), env=rank_environment(environment, rank, ranks, port)
+        )
         for rank in range(ranks)
     ]
     ended = asyncio.gather(*(watch(process) for process in processes))

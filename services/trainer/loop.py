@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from clawstream.clock import Clock
+from clawstream.errors import StepInterrupted
 from clawstream.log import Logger
 from clawstream.metrics import Metrics
 from schemas.events.train_step import DroppedSample, DropReason, GuardAction
@@ -89,10 +90,13 @@ class TrainerLoop:
         return self._progress
 
     def run(self, stop: threading.Event) -> None:
-        """Trains until `stop` is set, then finishes the step in hand. Samples that wait are read again next time."""
+        """Trains until `stop` is set. Samples that wait, and those of a step that is given up, are read next time."""
         self._show_position()
-        while not stop.is_set():
-            self.advance()
+        try:
+            while not stop.is_set():
+                self.advance()
+        except StepInterrupted:
+            self._logger.info("the step in hand was given up: its samples are read again", step=self._progress.step + 1)
         if self._progress.unannounced:
             self._hand_over()
         self._finisher.join()
@@ -100,7 +104,8 @@ class TrainerLoop:
     def advance(self) -> bool:
         """Reads once, and makes a step when a batch closes. Returns whether it made one.
 
-        With plenty in memory, and a batch among it, the step comes first.
+        With plenty in memory, and a batch among it, the step comes first. Raises StepInterrupted: then nothing can be
+        done but to end.
         """
         self._finisher.check()
         now = self._clock.monotonic_seconds()
@@ -112,7 +117,13 @@ class TrainerLoop:
             closed_by = self._batcher.closes(now)
         self._report.waiting(self._batcher.have, self._batcher.drop_counts, now)
         if closed_by is not None:
-            self._step(closed_by)
+            num_left = self._ledger.num_new
+            try:
+                self._step(closed_by)
+            except StepInterrupted:
+                # A checkpoint of the steps before must not say that this one's turns were trained.
+                self._ledger.take_back(num_left)
+                raise
             return True
         return False
 

@@ -29,6 +29,7 @@ from services.trainer.engine.likeliest_ids import likeliest_ids
 from services.trainer.engine.log_probabilities import log_probabilities_at
 from services.trainer.engine.model import PolicyModel
 from services.trainer.engine.parallel import ParallelLayout
+from services.trainer.interruption import Interruption
 from services.trainer.packing import pack, plan_micro_batches, share_among_ranks
 from services.trainer.sample import IdTargets, TrainingSample
 
@@ -69,6 +70,7 @@ class OwnTeacher:
         tokens_per_micro_batch: int,
         source: IdSource,
         ids_per_token: int,
+        interruption: Interruption,
     ) -> None:
         """`model` may be the policy itself where only adapters are trained: it is used without them."""
         self._model = model
@@ -76,11 +78,15 @@ class OwnTeacher:
         self._layout = layout
         self._tokens_per_micro_batch = tokens_per_micro_batch
         self._source = source
+        self._interruption = interruption
         self._k = min(ids_per_token, model.vocabulary_size)
 
     @torch.no_grad()
     def taught(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-        """The samples in their order; those that ask this teacher with its log-probs, the others as they are."""
+        """The samples in their order; those that ask this teacher with its log-probs, the others as they are.
+
+        Raises StepInterrupted.
+        """
         asking = [index for index, sample in enumerate(samples) if sample.asked_prompt_ids is not None]
         if not asking:
             return list(samples)
@@ -124,7 +130,9 @@ class OwnTeacher:
         log_probs = torch.zeros(int(starts[-1]), 1 + columns, dtype=torch.float32, device=device)
         all_ids = torch.zeros(int(starts[-1]), columns, dtype=torch.int64, device=device)
         plan = plan_micro_batches(lengths, self._tokens_per_micro_batch)
-        for micro_batch in share_among_ranks(plan, lengths, self._layout.data_size)[self._layout.data_rank]:
+        mine = share_among_ranks(plan, lengths, self._layout.data_size)[self._layout.data_rank]
+
+        def fill(micro_batch: list[int]) -> None:
             row = pack([sequences[index] for index in micro_batch])
             logits = model.logits(row)
             shard = model.shard(logits, self._layout)
@@ -138,6 +146,8 @@ class OwnTeacher:
             units = torch.ones(len(ids), device=device)
             log_probs[place], _ = log_probabilities_at(logits, ids, units, shard)
             all_ids[place] = ids[:, 1:]
+
+        self._interruption.each(mine, fill)
         # Every row was computed by one copy of the model, and is 0 on the others: the sums are exact.
         return _Said(self._layout.sum_over_data_ranks(log_probs), self._layout.sum_over_data_ranks(all_ids))
 

@@ -23,6 +23,7 @@ from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.engine.weights import ReadTensor, SafetensorsDirectory
 from services.trainer.forward_pass import score
 from services.trainer.guards.controls import StepControls
+from services.trainer.interruption import Interruption
 from services.trainer.own_teacher import OwnTeacher, OwnTeacherOptions
 from services.trainer.policy_models import ModelOptions, PolicyModels
 from services.trainer.policy_snapshot import PolicySnapshot, restore_snapshot, take_snapshot
@@ -47,12 +48,14 @@ class PolicyTrainer:
         with_coefficients: Callable[[Mapping[str, float]], Algorithm] | None = None,
         keeps_reference: bool = False,
         teacher: OwnTeacherOptions | None = None,
+        is_ending: Callable[[], bool] | None = None,
     ) -> None:
         """`updates_per_batch` cuts a batch into so many parts, with an update on each; all of them are bounded against
         the policy at the start of the batch. `reference_directory` holds the base model where the algorithm needs it
         (None: what is loaded first). `with_coefficients` makes the algorithm with other options, as a step's controls
         ask; with `keeps_reference` the base model is loaded although the algorithm does not need it yet. With `teacher`
-        a frozen model answers the samples that ask for one.
+        a frozen model answers the samples that ask for one. `is_ending` is asked while a step is computed (see
+        `Interruption`).
         """
         self.layout = layout
         self._algorithm = algorithm
@@ -65,7 +68,8 @@ class PolicyTrainer:
         self._coefficients: dict[str, float] = {}
         self._keeps_reference = keeps_reference
         self._teacher_options = teacher
-        self.models = PolicyModels(layout, self._model_options)
+        self._interruption = Interruption(is_ending, layout)
+        self.models = PolicyModels(layout, self._model_options, self._interruption)
         """All of them that are in memory."""
         self._reference: PolicyModel | None = None
         self._teacher: OwnTeacher | None = None
@@ -111,6 +115,7 @@ class PolicyTrainer:
             tokens_per_micro_batch=self._tokens_per_micro_batch,
             source=needs.ids,
             ids_per_token=needs.ids_per_token or options.top_k,
+            interruption=self._interruption,
         )
 
     def load_published_adapters(self, directory: Path) -> None:
@@ -131,7 +136,7 @@ class PolicyTrainer:
         """One update on `batch` (or on each part of it), or none, with the reason: see `TrainStep.run`.
 
         Raises ValueError for an empty batch, for token ids outside the vocabulary, and for controls that this policy
-        cannot follow. A collective of all ranks.
+        cannot follow; StepInterrupted, with everything as it was, when the process is to end. All ranks together.
         """
         controls = controls or StepControls()
         if not batch:
@@ -139,7 +144,7 @@ class PolicyTrainer:
         check_token_ids(batch, self.model.vocabulary_size)
         self._use_coefficients(controls.coefficients)
         step = TrainStep(
-            BackwardPass(self.model, self._reference, self.layout, self._algorithm),
+            BackwardPass(self.model, self._reference, self.layout, self._algorithm, self._interruption),
             self.optimizer,
             tokens_per_micro_batch=self._tokens_per_micro_batch,
             updates_per_batch=self._updates_per_batch,
@@ -165,7 +170,7 @@ class PolicyTrainer:
     def taught(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
         """The samples with what the own teacher says about those that ask for it. A collective of all ranks.
 
-        Raises ValueError when a sample asks and there is no own teacher.
+        Raises ValueError when a sample asks and there is no own teacher, StepInterrupted when the process is to end.
         """
         asking = [sample for sample in samples if sample.asked_prompt_ids is not None]
         if not asking:

@@ -12,6 +12,7 @@ from services.trainer.engine.lora import LoraSettings
 from services.trainer.engine.model import PolicyModel
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.engine.weights import load_hugging_face
+from services.trainer.interruption import Interruption
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,11 @@ class PolicyModels:
     Loading raises SettingsError for a model that cannot be trained, WeightsError for missing or misshapen tensors.
     """
 
-    def __init__(self, layout: ParallelLayout, options: ModelOptions) -> None:
+    def __init__(self, layout: ParallelLayout, options: ModelOptions, interruption: Interruption) -> None:
+        """`interruption` may leave any of them in the middle of a pass."""
         self._layout = layout
         self._options = options
+        self._interruption = interruption
         self._policy: PolicyModel | None = None
         self._policy_directory: Path | None = None
         self.frozen: dict[Path, PolicyModel] = {}
@@ -76,4 +79,5 @@ class PolicyModels:
             recompute_activations=self._options.recompute_activations,
         )
         load_hugging_face(model, self._layout, directory)
+        self._interruption.watch(model.network.decoder.layers)
         return model

@@ -35,7 +35,7 @@ class Policy(Protocol):
         ...
 
     def taught(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-        """The samples with what the trainer's own teacher says about those that ask for it."""
+        """The samples with what the trainer's own teacher says about those that ask for it. Raises StepInterrupted."""
         ...
 
     def train_step(
@@ -45,7 +45,10 @@ class Policy(Protocol):
         learning_rate: float,
         controls: StepControls,
     ) -> StepResult:
-        """One update, or none with the reason. `archived` holds the same samples, for the other ranks."""
+        """One update, or none with the reason. `archived` holds the same samples, for the other ranks.
+
+        Raises StepInterrupted, with everything as it was, when the process is to end.
+        """
         ...
 
     def snapshot(self) -> Snapshot:

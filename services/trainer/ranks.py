@@ -12,7 +12,7 @@ disk, a broker that is away), a thread of its own tells the others to go on wait
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import orjson
 import torch
 import torch.distributed as distributed
 
-from clawstream.errors import RankLost
+from clawstream.errors import RankLost, StepInterrupted
 from services.trainer.batch_archive import ArchivedBatch, read_batch
 from services.trainer.checkpoint import read_checkpoint
 from services.trainer.engine import cpu_platform
@@ -172,9 +172,11 @@ def follow(trainer: PolicyTrainer, channel: RankChannel) -> None:
                 open_policy(trainer, order)
             case "train":
                 samples = read_batch(Path(order["path"]), order["sha256"])
-                trainer.train_step(samples, order["learning_rate"], StepControls.from_document(order["controls"]))
+                with suppress(StepInterrupted):  # on all ranks: the first says what follows
+                    trainer.train_step(samples, order["learning_rate"], StepControls.from_document(order["controls"]))
             case "teach":
-                trainer.taught([question_from_document(question) for question in order["questions"]])
+                with suppress(StepInterrupted):
+                    trainer.taught([question_from_document(question) for question in order["questions"]])
             case "snapshot":
                 trainer.snapshot()
             case "wait":

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from clawstream.errors import StepInterrupted
 from services.trainer.backward_pass import BackwardPass
 from services.trainer.engine.optimizer import ParallelAdamW
 from services.trainer.guards.bounds import Breach, breaches
@@ -52,23 +53,27 @@ class TrainStep:
         """Trains on `batch`, which is not empty. A collective of all ranks.
 
         Samples that `controls` drop take no part, as if they had not been there. Where it holds a part of the batch,
-        that part and those after it make no update. Raises ValueError for dropping with several updates per batch.
+        that part and those after it make no update. Raises ValueError for dropping with several updates per batch, and
+        StepInterrupted, with everything as it was, when the process is to end; not after the first update.
         """
         if controls.drop and self.updates_per_batch > 1:
             raise ValueError("samples can be dropped by what a step measures only with one update per batch")
-        plans = self._plans(batch)
+        plans, updates_before = self._plans(batch), self.optimizer.num_updates
         proximal = self.gradients.proximal(batch, plans)
         total = self.gradients.new_measurements(batch)
         outcomes: list[_Outcome] = []
         dropped: dict[str, Breach] = {}
         for plan in plans:
-            outcome = self._update(batch, plan, proximal, learning_rate, controls)
+            may_be_given_up = self.optimizer.num_updates == updates_before
+            outcome = self._update(batch, plan, proximal, learning_rate, controls, may_be_given_up)
             if outcome.offenders:
                 dropped = {batch[place].sample_id: breach for place, breach in outcome.offenders.items()}
                 batch = [each if index not in outcome.offenders else each.masked() for index, each in enumerate(batch)]
                 (plan_of_rest,) = self._plans(batch)
                 proximal = self.gradients.proximal(batch, [plan_of_rest])
-                outcome = self._update(batch, plan_of_rest, proximal, learning_rate, replace(controls, drop=()))
+                outcome = self._update(
+                    batch, plan_of_rest, proximal, learning_rate, replace(controls, drop=()), may_be_given_up
+                )
             if outcome.reason is not UnchangedReason.NON_FINITE or len(plans) == 1:
                 total.merge(outcome.measurements)
             outcomes.append(outcome)
@@ -105,14 +110,26 @@ class TrainStep:
         proximal: dict[MicroBatch, PolicyOutputs],
         learning_rate: float,
         controls: StepControls,
+        may_be_given_up: bool,
     ) -> _Outcome:
         """One part of the batch."""
         self.optimizer.discard_gradients()
         measurements = self.gradients.new_measurements(batch)
         if plan.reason is not None:
             return _Outcome(plan.reason, measurements, culprits=tuple(plan.culprits))
-        for micro_batch in plan.micro_batches:
+
+        def accumulate(micro_batch: MicroBatch) -> None:
             self.gradients.accumulate(batch, micro_batch, plan, proximal.get(micro_batch), measurements)
+
+        if may_be_given_up:
+            try:
+                self.gradients.interruption.each(plan.micro_batches, accumulate)
+            except StepInterrupted:
+                self.optimizer.discard_gradients()
+                raise
+        else:
+            for micro_batch in plan.micro_batches:
+                accumulate(micro_batch)
         measurements.combine(self.gradients.layout)
         if controls.drop:
             statistics = measurements.sample_statistics()

@@ -99,6 +99,16 @@ class TurnLedger:
         self._new.append(entry)
         self._newest[entry.turn_id] = entry
 
+    @property
+    def num_new(self) -> int:
+        """Turns that left since the last `take`."""
+        return len(self._new)
+
+    def take_back(self, num_new: int) -> None:
+        """All but the first so many of these have not left after all."""
+        del self._new[num_new:]
+        self._newest = {entry.turn_id: entry for entry in self._new}
+
     def take(self, *, forget_before: float) -> LedgerAddition:
         """What was added since the last call, to be saved. What that call returned must be on the disk by now."""
         base = self._mark

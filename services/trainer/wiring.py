@@ -2,7 +2,7 @@
 # Reason: makes torch's part of the trainer.
 """What the trainer's processes and commands make of the settings."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -19,8 +19,10 @@ from services.trainer.publish import WeightStore
 from services.trainer.settings import TrainerSettings
 
 
-def new_policy(settings: TrainerSettings, layout: ParallelLayout) -> PolicyTrainer:
-    """Without a model yet."""
+def new_policy(
+    settings: TrainerSettings, layout: ParallelLayout, is_ending: Callable[[], bool] | None = None
+) -> PolicyTrainer:
+    """Without a model yet. `is_ending`: see `Interruption`."""
     optimizer = settings.optimizer
 
     def with_coefficients(coefficients: Mapping[str, float]) -> Algorithm:
@@ -48,6 +50,7 @@ def new_policy(settings: TrainerSettings, layout: ParallelLayout) -> PolicyTrain
         with_coefficients=with_coefficients,
         keeps_reference=with_coefficients(guarded_extremes(settings)).needs.reference,
         teacher=own_teacher(settings),
+        is_ending=is_ending,
     )
 
 

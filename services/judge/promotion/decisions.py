@@ -11,6 +11,7 @@ from datetime import datetime
 from clawstream import ids
 from clawstream.bus.fold import LogReader
 from clawstream.bus.interface import Bus, Record
+from clawstream.bus.overtaken import telling_who_overtook
 from clawstream.codec import decode, encode
 from clawstream.errors import SettingsError
 from clawstream.topics import CONFIG, full_name
@@ -87,7 +88,7 @@ def decide(
     """Makes the spec that `choose` picks count. Returns the decisions and whether one was added.
 
     Nothing is written when that spec counts already. Two who decide at once get different epochs: the second fences the
-    first before it reads. Raises Fenced then, and what `choose` raises.
+    first before it reads. Raises Overtaken then, and what `choose` raises.
     """
     producer = bus.transactional_producer(f"{namespace}.config")
     try:
@@ -102,17 +103,22 @@ def decide(
             reason=reason,
             activated_at=now,
         )
-        producer.begin()
-        producer.produce(
-            encode(
-                event,
-                topic=full_name(namespace, CONFIG),
-                key=f"active-judge-spec/{event.promotion_epoch:08d}",
-                event_id=ids.derive("active-judge-spec", event.promotion_epoch, event.spec_hash),
-                source=source,
+        with telling_who_overtook(
+            f"{full_name(namespace, CONFIG)}: making judge spec {spec.spec_hash} count",
+            "another promotion or rollback",
+            then="Look at what counts now, then decide again",
+        ):
+            producer.begin()
+            producer.produce(
+                encode(
+                    event,
+                    topic=full_name(namespace, CONFIG),
+                    key=f"active-judge-spec/{event.promotion_epoch:08d}",
+                    event_id=ids.derive("active-judge-spec", event.promotion_epoch, event.spec_hash),
+                    source=source,
+                )
             )
-        )
-        producer.commit()
+            producer.commit()
         decisions.events[event.promotion_epoch] = event
         return decisions, True
     finally:

@@ -204,18 +204,40 @@ def test_down_now_does_not_wait_for_the_stubborn(system: System) -> None:
     system.clawstream("up")
     identity = system.process("trainer").identity
     eventually(lambda: system.notes())
-    system.clawstream("down", "--now")
+    down = system.clawstream("down", "--now")
     assert identity is not None
     assert not identity.is_alive()
+    assert "was killed at once, as asked" in down.stderr
 
 
 def test_the_stubborn_is_killed_after_its_time(system: System) -> None:
     system.write(system.stub("trainer", "stubborn", extra="stop_timeout_seconds = 0.2"))
     system.clawstream("up")
     eventually(lambda: system.notes())
-    system.clawstream("down")
+    down = system.clawstream("down")
     assert system.events() == ["trainer start", "trainer stop"]
     assert "SIGKILL" in system.process("trainer").last_exit
+    assert "told to end; killed if it still runs after 0.2 seconds" in down.stderr
+    assert "did not end within 0.2 seconds, and was killed: what that means" in down.stderr
+    assert "trainer had to be killed" in down.stdout
+    status = system.clawstream("status", check=False)
+    assert status.stdout.startswith("The system is down: all its processes have ended")
+    assert "and was killed: what that means" in status.stdout
+
+
+def test_who_is_told_twice_to_stop_still_waits(system: System) -> None:
+    """The second `down` waits for what the first one began: nothing is killed because somebody lost patience."""
+    system.write(system.stub("trainer", "slow", extra="stop_timeout_seconds = 1000.0"))
+    system.clawstream("up")
+    eventually(lambda: system.notes())
+    assert "still runs after 0 seconds, with trainer" in system.clawstream("down", "--timeout", "0", check=False).stderr
+    eventually(lambda: "trainer stop" in system.events())
+    assert system.clawstream("down", "--timeout", "0", check=False).returncode == 1
+    identity = system.process("trainer").identity
+    assert identity is not None
+    identity.signal(signal.SIGUSR1)
+    assert "killed" not in system.clawstream("down").stdout
+    assert system.events() == ["trainer start", "trainer stop", "trainer end"]
 
 
 def test_children_end_with_the_process_that_started_them(system: System) -> None:

@@ -56,7 +56,7 @@ def clawstream(tmp_path: Path, local_broker: LocalBroker) -> Iterator[CommandLin
 def test_up_status_doctor_down(clawstream: CommandLine) -> None:
     before = clawstream("status")
     assert before.returncode == 1
-    assert "Learning: no. the log cannot be read" in before.stdout
+    assert "Learning: no. no system runs here, and none was started in this data_directory yet" in before.stdout
     assert f"127.0.0.1:{clawstream.port}: Connection refused" in clawstream("doctor").stdout
 
     up = clawstream("up")
@@ -72,6 +72,11 @@ def test_up_status_doctor_down(clawstream: CommandLine) -> None:
     assert down.returncode == 0, down.stderr
     broker = LocalBroker(clawstream.directory / "data" / "kafka")
     assert broker.running() is None
+    after = clawstream("status")
+    assert after.returncode == 1
+    assert after.stdout.startswith("The system is down: all its processes have ended")
+    assert f"`clawstream up --config {(clawstream.directory / 'clawstream.toml').resolve()}`" in after.stdout
+    assert "log cannot be read" not in after.stdout
 
 
 def test_broker_commands(clawstream: CommandLine) -> None:

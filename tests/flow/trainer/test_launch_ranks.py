@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from clawstream.process_identity import ProcessIdentity
 from clawstream.settings import EXIT_CODE_WRONG_SETTINGS
 from services.trainer.launch_ranks import exit_code
 from tests.fixtures.service_process import REPOSITORY
@@ -27,7 +29,8 @@ IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 STOPS = "signal.signal(signal.SIGTERM, lambda *_: os._exit(0))"
 LOSES_ITS_PEER = "open('peer').read()"
 """Returns when the other rank, which holds the other end, has ended."""
-HOLDS_ITS_PEER = "held = open('peer', 'w')"
+HOLDS_ITS_PEER = "held = os.open('peer', os.O_WRONLY)"
+"""Until the process is gone: a file object would be closed while Python still ends, and the other might end first."""
 
 
 def start(directory: Path, first: str, second: str, **options: float) -> subprocess.Popen[bytes]:
@@ -72,6 +75,25 @@ def test_a_signal_to_stop_is_passed_on_and_outlasted(tmp_path: Path, reacts: str
     launcher.send_signal(signal.SIGTERM)
     assert launcher.wait(60) == expected
     assert not any(psutil.pid_exists(int(file.read_text())) for file in files)
+
+
+def test_ranks_end_with_a_launcher_that_was_killed(tmp_path: Path) -> None:
+    """Nobody passes a signal on then. Under a supervisor the whole group is ended; started by hand it was not."""
+    if shutil.which("setpriv") is None:
+        missing = "setpriv (util-linux) is needed for ranks to end with their launcher"
+        pytest.fail(missing) if os.environ.get("CI") == "true" else pytest.skip(missing)
+    rank = f"{TELLS};{WAITS}"
+    launcher = start(tmp_path, rank, rank)
+    files = [tmp_path / f"rank-{number}" for number in range(2)]
+    wait_for(lambda: all(file.exists() and file.read_text() for file in files), "both ranks run")
+    ranks = [ProcessIdentity.of(int(file.read_text())) for file in files]
+    launcher.kill()
+    launcher.wait(60)
+    try:
+        assert all(each.wait(60) for each in ranks), "a rank outlived its launcher"
+    finally:
+        for each in ranks:
+            each.signal(signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

@@ -58,10 +58,17 @@ class TrainerProcess:
         self._process.kill()
         self._process.wait()
 
-    def stop(self) -> int:
+    def tell_to_end(self) -> None:
         assert self._process is not None
         self._process.terminate()
+
+    def exit_code(self) -> int:
+        assert self._process is not None
         return self._process.wait(PATIENCE_SECONDS)
+
+    def stop(self) -> int:
+        self.tell_to_end()
+        return self.exit_code()
 
     def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS

@@ -96,7 +96,7 @@ depends_on = []
         control.wait_until_ready(self.settings, supervisor, timeout_seconds=ready, progress=lambda report: None)
 
     def stop(self) -> None:
-        control.stop(self.settings, at_once=False, timeout_seconds=120, progress=lambda report: None)
+        control.stop(self.settings, SystemClock(), at_once=False, timeout_seconds=120)
 
     def process(self) -> Any:
         report = read_report(self.settings.supervisor_directory)

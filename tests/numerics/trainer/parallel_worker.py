@@ -3,8 +3,10 @@
 Arguments: the directory of tiny models (one folder per architecture), the directory to write to.
 """
 
+import itertools
 import json
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,8 +18,10 @@ import torch
 from megatron.core import parallel_state
 from safetensors.torch import save_file
 
+from clawstream.errors import StepInterrupted
 from services.trainer.algorithms.base import load_algorithm
 from services.trainer.algorithms.binary import Binary
+from services.trainer.batch_archive import BatchArchive
 from services.trainer.checkpoint import CheckpointStore
 from services.trainer.engine.lora import LoraSettings
 from services.trainer.engine.optimizer import MOMENTS
@@ -166,6 +170,7 @@ def main(models: Path, out: Path) -> None:
     run_teacher(layout, models / "qwen3", out / "tensor-teacher")
     resume_on_the_other_layout(layout, models, out / "tensor-checkpoints")
     guards_decide_alike(layout, models)
+    all_ranks_give_a_step_up(layout, models)
     parallel_state.destroy_model_parallel()
 
     layout = ParallelLayout.start(tensor_parallel_size=1)
@@ -179,6 +184,7 @@ def main(models: Path, out: Path) -> None:
         run_loss(layout, models, out / "data-losses" / name, name)
     one_sample_on_two_copies(layout, models)
     guards_decide_alike(layout, models)
+    all_ranks_give_a_step_up(layout, models)
     each_copy_holds_half_of_the_optimizer(layout, models)
     the_first_rank_keeps_the_others_waiting(layout, models)
     layout.stop()
@@ -265,6 +271,37 @@ def guards_decide_alike(layout: ParallelLayout, models: Path) -> None:
     for name, parameter in policy.model.named_parameters().items():
         largest = layout.max_over_data_ranks(parameter.detach().clone())
         assert torch.equal(largest, parameter), f"{name} differs between the copies"
+
+
+def all_ranks_give_a_step_up(layout: ParallelLayout, models: Path) -> None:
+    """One rank alone is told that the process is to end; orders go on afterwards."""
+    for told in range(layout.world_size):
+        asked = itertools.count()
+        told_at = 2 if layout.rank == told else sys.maxsize  # a layer, or where ranks share them the third micro-batch
+        channel = RankChannel(layout)
+        trainer = PolicyTrainer(
+            layout, Binary(), tokens_per_micro_batch=1, is_ending=lambda asked=asked, at=told_at: next(asked) >= at
+        )
+        if layout.rank == 0:
+            policy = RankedPolicy(trainer, channel)
+            policy.open(models / "qwen3")
+            before = policy.snapshot()
+            with tempfile.TemporaryDirectory() as folder:
+                archived = BatchArchive(Path(folder), keep=1).write("lineage", 1, samples())
+                try:
+                    policy.train_step(samples(), archived, RATE, StepControls())
+                except StepInterrupted:
+                    pass
+                else:
+                    raise AssertionError(f"rank {told} was told to end, and the step went on")
+            after = policy.snapshot()
+            assert after.num_updates == 0
+            for name, tensor in before.weights.items():
+                assert torch.equal(tensor, after.weights[name]), f"{name} was changed by a step that was given up"
+            policy.close()
+        else:
+            follow(trainer, channel)
+            assert trainer.optimizer.num_updates == 0
 
 
 def each_copy_holds_half_of_the_optimizer(layout: ParallelLayout, models: Path) -> None:

@@ -12,7 +12,7 @@ from clawstream.dead_letters.letter import Letter, Letters, counts
 from clawstream.dead_letters.reading import read_letters
 from clawstream.dead_letters.redrive import Redriver, RedriveReport
 from clawstream.dead_letters.selection import Selection, moment
-from clawstream.errors import DecodeError, Fenced, SettingsError, TransactionAbortable
+from clawstream.errors import DecodeError, Overtaken, SettingsError, TransactionAbortable
 from clawstream.stages import JUDGE
 from clawstream.topics import JUDGE_DLQ, NEXT_STATES, full_name, topic_definitions
 from clawstream.topics_admin import apply_topics
@@ -242,7 +242,9 @@ def test_a_second_redrive_fences_the_first(scene: Scene) -> None:
             assert len(scene.redrive().redriven) == 1
 
     scene.bus.set_fault(another_starts)
-    with pytest.raises(Fenced):
+    with pytest.raises(
+        Overtaken, match=r"another `clawstream dlq redrive` of this stage began meanwhile.*run it again"
+    ):
         scene.redrive()
     assert [record.value for record in scene.inputs()] == [b"a", b"a"]
 

@@ -212,6 +212,23 @@ def test_images_are_pinned() -> None:
     assert f"<version>{CONTAINERS['kafka']['image'].split(':')[1]}</version>" in pom, "tests run another Kafka"
 
 
+LAUNCHERS = sorted(name for name in LOOPS if "services.trainer.launch_ranks" in CONTAINERS[name]["command"])
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_ranks_get_the_time_that_their_container_gets(name: str) -> None:
+    """Less would kill a step that Docker would have waited for; more, and Docker kills them unasked."""
+    grace = re.fullmatch(r"(\d+)s", CONTAINERS[name]["stop_grace_period"])
+    ranks = re.search(r"--stop-timeout-seconds=(\d+)", " ".join(CONTAINERS[name]["command"]))
+    assert grace is not None
+    assert ranks is not None, "the launcher's own default is that of a supervisor"
+    assert 1 <= int(grace.group(1)) - int(ranks.group(1)) <= 10
+
+
+def test_a_trainer_of_several_ranks_is_in_a_container() -> None:
+    assert LAUNCHERS == ["trainer-gpu8"]
+
+
 def test_gpus_are_used_once() -> None:
     reserved = [
         device

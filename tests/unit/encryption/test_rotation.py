@@ -30,7 +30,7 @@ READ_SECONDS = 0.2
 def rotate(bus: MemoryBus, *held: MasterKey, leaving: Collection[str] = ()) -> int:
     masters = MasterKeys(lambda: held or (OLD, NEW))
     rotation = Rotation(bus, NAMESPACE, masters, clock=ManualClock(), random_bytes=os.urandom, settle_seconds=0.0)
-    return rotation.run(NEW, leaving=leaving)
+    return rotation.run(NEW, leaving=leaving).wrapped
 
 
 @pytest.mark.parametrize("before", [(OLD,), ()])
@@ -156,7 +156,7 @@ def test_of_two_rotations_at_once_both_come_to_their_end(
 
     def run() -> None:
         rotating = Rotation(bus, NAMESPACE, masters, clock=ManualClock(), random_bytes=os.urandom, settle_seconds=0.01)
-        ended.put(rotating.run(NEW))
+        ended.put(rotating.run(NEW).wrapped)
 
     for _ in range(2):
         threading.Thread(target=run, daemon=True).start()

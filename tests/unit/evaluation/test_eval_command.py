@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from clawstream.chat_client import ChatClient
-from clawstream.cli import app
+from clawstream.cli import app, evaluate
 from clawstream.errors import EngineProtocolError, EngineRejected, EngineUnavailable, SettingsError
 from clawstream.evaluation.preferences import NO_BULLETS, TERSE, load_preference
 from clawstream.evaluation.questions import Question, load_questions
@@ -97,6 +97,28 @@ def test_two_engines_are_asked_the_same_and_compared(
     ]
     assert sorted(asked[0]) == sorted(asked[1])
     assert len({seed for _, seed in asked[0]}) == 4
+
+
+@pytest.mark.parametrize("left", [(), ("engine-control.log",)])
+def test_what_is_cut_off_leaves_no_empty_folder_and_says_what_is_in_another(
+    left: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "q.toml").write_text(QUESTIONS)
+
+    def cut_off(*_: object, **__: object) -> None:
+        (folder,) = tmp_path.glob("eval-*")
+        for name in left:
+            (folder / name).write_text("an engine's words")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluate, "_ask_targets", cut_off)
+    command = ["eval", "-q", str(tmp_path / "q.toml"), "--control", "http://h/v1", "--version", "a=http://i/v1"]
+    result = CliRunner().invoke(app, [*command, "-d", str(tmp_path)])
+    assert result.exit_code != 0
+    assert "cut off: there is no report" in result.output
+    folders = list(tmp_path.glob("eval-*"))
+    assert [[file.name for file in folder.iterdir()] for folder in folders] == ([list(left)] if left else [])
+    assert all(f"{folders[0]} holds what engines logged: {name}" in result.output for name in left)
 
 
 def test_engines_need_a_tokenizer(tmp_path: Path) -> None:

@@ -75,6 +75,11 @@ def snapshot(
     return Snapshot(taken_at=NOW, supervisor_pid=1, report=report, log=what, log_problem=problem, metrics=metrics or [])
 
 
+def stopped(what: LogSnapshot | None, *processes: ProcessReport, problem: str = "") -> Snapshot:
+    """What `clawstream down` leaves."""
+    return snapshot(what, *processes).model_copy(update={"supervisor_pid": None, "log_problem": problem})
+
+
 def without(*topics: str) -> dict[str, int]:
     return {topic: 0 if topic in topics else 5 for topic in topic_definitions()}
 
@@ -105,6 +110,56 @@ def test_the_first_broken_link_is_the_answer(what: LogSnapshot | None, words: st
     diagnosis = diagnose(snapshot(what))
     assert not diagnosis.is_learning
     assert words in diagnosis.headline
+
+
+@pytest.mark.parametrize("problem", ["", "127.0.0.1:9092 refused"])
+def test_a_system_that_is_down_is_no_error_of_the_log(problem: str) -> None:
+    trainer = process("trainer", ProcessState.STOPPED, detail="did not end within 30 seconds, and was killed")
+    engine = process("engine", ProcessState.FAILED, detail="no such model")
+    diagnosis = diagnose(stopped(None, trainer, engine, problem=problem))
+    assert diagnosis.headline == (
+        "the system is down: all its processes have ended, the last one at 2026-01-01 00:00:00 UTC. Start it with "
+        "`clawstream up --config c`"
+    )
+    assert not diagnosis.is_learning
+    log_notes = [f"the log cannot be read: {problem}"] if problem else []
+    assert list(diagnosis.notes) == ["engine had failed before: no such model", *log_notes]
+
+
+def test_what_the_log_says_of_a_system_that_is_down_comes_after_that() -> None:
+    diagnosis = diagnose(stopped(log(drops={"too_old": 7}), process("trainer", ProcessState.STOPPED)))
+    assert diagnosis.headline.startswith("the system is down")
+    assert not diagnosis.is_learning
+    assert "step 1 made version 1" in diagnosis.notes[0]
+    assert "7 of them as too_old" in diagnosis.notes[1]
+
+
+def test_a_system_that_was_switched_off_is_down() -> None:
+    process_before = process("trainer", pid=1, create_time=1.0)
+    diagnosis = diagnose(stopped(None, process_before))
+    assert diagnosis.headline.startswith("the system is down: its supervisor was killed")
+    assert "clawstream up --config c" in diagnosis.headline
+
+
+def test_orphans_are_no_system_that_is_down() -> None:
+    orphan = process("trainer", pid=1, create_time=1.0)
+    left = stopped(log(), orphan).model_copy(update={"alive": ["trainer"]})
+    assert not left.is_down
+    assert "step 1 made version 1" in diagnose(left).headline
+
+
+def test_where_nothing_was_ever_started_the_way_to_start_is_told() -> None:
+    nothing = stopped(None, problem="127.0.0.1:9092 refused").model_copy(update={"report": None})
+    assert diagnose(nothing).headline == (
+        "no system runs here, and none was started in this data_directory yet: 127.0.0.1:9092 refused. Start it with "
+        "`clawstream up`; if it runs elsewhere, kafka.bootstrap_servers must name its broker"
+    )
+
+
+@pytest.mark.parametrize("state", [ProcessState.STARTING, ProcessState.STOPPING])
+def test_a_broker_on_its_way_is_named_before_the_log(state: ProcessState) -> None:
+    headline = diagnose(snapshot(None, process("broker", state))).headline
+    assert headline == f"broker is {state}, so the log cannot be read: 127.0.0.1:9092 refused"
 
 
 def test_have_and_need_of_the_first_batch() -> None:

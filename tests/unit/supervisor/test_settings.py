@@ -90,17 +90,28 @@ def test_all_mistakes_of_the_list_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "problem"),
     [
-        ('service = "wizard"', "'wizard'|Input should be"),
-        ('service = "command"', "a command is needed"),
+        ('service = "wizard"', r"processes\.1\.service \(a\): Input should be"),
+        ('service = "command"', r"processes\.1 \(a\): a command is needed"),
         ('service = "judge"\ncommand = ["x"]', "a command is needed"),
         ('service = "judge"\nranks = 2', "only a trainer has ranks"),
         ('service = "command"\ncommand = ["x"]\nready = { url = "u", file = "f" }', "exactly one of"),
-        ('service = "judge"\ndepend_on = []', "processes.0.depend_on"),
+        ('service = "judge"\ndepend_on = []', r"processes\.1\.depend_on \(a\): nothing reads it; is depends_on meant"),
+        (
+            'service = "judge"\nready = { urls = "u" }',
+            r"processes\.1\.ready\.urls \(a\): nothing reads it; is url meant",
+        ),
+        ("", r"processes\.1\.service \(a\): Field required"),
     ],
 )
 def test_mistakes_of_an_entry(tmp_path: Path, entry: str, problem: str) -> None:
     with pytest.raises(SettingsError, match=problem):
-        load(tmp_path, f'[[processes]]\nname = "a"\n{entry}\n')
+        load(tmp_path, f'[[processes]]\nname = "z"\nservice = "judge"\n[[processes]]\nname = "a"\n{entry}\n')
+
+
+def test_of_an_entry_without_a_name_the_place_alone_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as raised:
+        load(tmp_path, '[[processes]]\nservice = "judge"\n')
+    assert "processes.0.name: Field required" in str(raised.value)
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from clawstream.bus.interface import OutgoingRecord, TopicPartition
 from clawstream.bus.memory import MemoryBus
 from clawstream.clock import ManualClock
 from clawstream.codec import decode, encode, header
-from clawstream.errors import BrokerUnavailable, TransactionOutcomeUnknown
+from clawstream.errors import BrokerUnavailable, StepInterrupted, TransactionOutcomeUnknown
 from clawstream.log import get_logger
 from clawstream.metrics import Metrics
 from clawstream.topics import partition_for, topic_definitions
@@ -664,11 +664,40 @@ def test_stopping_announces_the_steps_since_the_last_checkpoint() -> None:
     while not loop.advance():
         pass
     assert world.steps() == []
-    stop = threading.Event()
-    stop.set()
-    loop.run(stop)
+    loop.run(_set())
     assert [step.weight_version for step in world.steps()] == [1]
     assert [event.weight_version for event in world.versions()] == [0, 1]
+
+
+@pytest.mark.parametrize("checkpoint_every_steps", [1, 100])
+@pytest.mark.parametrize("during", ["taught", "train_step"])
+def test_a_step_that_is_given_up_is_made_again_by_the_next_trainer(during: str, checkpoint_every_steps: int) -> None:
+    world = World(checkpoint_every_steps=checkpoint_every_steps)
+    samples = [make_sample(name) for name in "abcd"]
+    world.put(*samples[:2])
+    loop = world.start()
+    while not loop.advance():
+        pass
+    world.put(*samples[2:])
+
+    def interrupted(*_: object) -> Any:
+        raise StepInterrupted("the process is to end")
+
+    setattr(world.policy, during, interrupted)
+    loop.run(threading.Event())  # it ends by itself
+    assert [[sample.sample_id for sample in step.samples] for step in world.steps()] == [
+        [sample.sample_id for sample in samples[:2]]
+    ], "what was finished is announced, and nothing else"
+    settle(loop := world.start(), world)
+    loop.run(_set())
+    assert world.policy.weights == [sample.sample_id for sample in samples]
+    assert listed(world.steps()) == Counter(sample.sample_id for sample in samples)
+
+
+def _set() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
 
 
 def test_a_broker_outage_delays_events_and_loses_none() -> None:
