@@ -12,7 +12,8 @@ from clawstream.errors import RequestRefused
 
 CREDENTIAL_HEADERS = ("authorization", "x-api-key", "api-key", "proxy-authorization", "cookie")
 _CREDENTIAL_QUERIES = ("key", "api_key", "api-key", "apikey", "access_token", "token")
-_KEY_PATTERN = re.compile(r"\bsk-[A-Za-z0-9_-]{12,}")
+_KEY_BEGINNING = "sk-"
+_KEY_PATTERN = re.compile(rf"\b{_KEY_BEGINNING}[A-Za-z0-9_-]{{12,}}")
 """The form that most providers' keys have."""
 _SHORTEST_SECRET = 8
 """Shorter ones are placeholders such as `unused`, which also occur in honest text."""
@@ -33,7 +34,7 @@ def redact(text: str, secrets: tuple[str, ...]) -> str:
     """`text` with every secret, and everything that looks like one, replaced by a short hash of it."""
     for secret in secrets:
         text = text.replace(secret, _tag(secret))
-    return _KEY_PATTERN.sub(lambda match: _tag(match[0]), text)
+    return _KEY_PATTERN.sub(lambda match: _tag(match[0]), text) if _KEY_BEGINNING in text else text
 
 
 def redacted_headers(headers: Mapping[str, str], secrets: tuple[str, ...]) -> dict[str, str]:

@@ -39,8 +39,10 @@ def session_header(headers: Mapping[str, str]) -> str | None:
 
 def session_hint(headers: Mapping[str, str], names: Sequence[str], body_hint: str | None) -> str | None:
     """The first hint among the headers `names`, else the body's."""
-    candidates = (*(headers.get(name) for name in names), body_hint)
-    return next((hint for value in candidates if (hint := clean_identifier(value)) is not None), None)
+    for name in names:
+        if name in headers and (hint := clean_identifier(headers[name])) is not None:
+            return hint
+    return clean_identifier(body_hint)
 
 
 def turn_type(headers: Mapping[str, str]) -> TurnType | None:
