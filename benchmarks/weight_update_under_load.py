@@ -5,13 +5,14 @@
 Real processes: Kafka, one CPU engine, a gateway, a trainer; streaming users all the while. Two goals:
 
 - a weight update under load: 0 failed requests, and no request held for more than 50 ms;
-- batch closed -> version in service: at most step + export + load + 100 ms. The step is the train-step event's own
-  time, the export what the trainer measures (copy, checkpoint and publication), the load what the same directory takes
-  on the same engine: every byte checked, then loaded. What is left is the log, the gate and everything else.
+- batch closed -> version in service: at most step + export + load + 100 ms. All three are of the very update: the step
+  is the train-step event's own time, the export what the trainer measures (copy, checkpoint and publication), the load
+  what the gateway measures (every byte checked, loaded, the version asked for). The `remainder` is the log, the gate
+  and everything else.
 
-The load is measured after the updates, under the same users; what the updates themselves took (verifying, loading,
-asking for the version) stands beside it as `update`. Where the two differ much, other work disturbed the machine, and
-the remainder says little. The temporary folder needs room for three checkpoints and four versions of the model.
+`load_alone` is the same directory on the same engine once more, after the updates, under the same users. An update may
+take longer than that: the trainer gives back the memory of its copy meanwhile, and removes old files. The temporary
+folder needs room for three checkpoints and four versions of the model.
 """
 
 import argparse
@@ -333,7 +334,7 @@ async def measure(model: Path, users_count: int, updates: int) -> dict[str, Any]
                             "total": (beat.observed_at - step.started_at).total_seconds(),
                             "step": (step.finished_at - step.started_at).total_seconds(),
                             "export": spent.export_seconds - before.export_seconds,
-                            "update": spent.update_seconds - before.update_seconds,
+                            "load": spent.update_seconds - before.update_seconds,
                         }
                     )
                     windows.append((log.published(version).published_at.timestamp(), beat.observed_at.timestamp()))
@@ -343,10 +344,8 @@ async def measure(model: Path, users_count: int, updates: int) -> dict[str, Any]
             gateway_metrics = await read_metrics(f"http://127.0.0.1:{ports[2]}")
             held = int(gateway_metrics["clawstream_hold_seconds_count"])
             held_seconds = gateway_metrics["clawstream_hold_seconds_sum"]
-    load = statistics.median(loads)
     for row in rows:
-        row["load"] = load
-        row["remainder"] = row["total"] - row["step"] - row["export"] - load
+        row["remainder"] = row["total"] - row["step"] - row["export"] - row["load"]
     # A gap counts when any of it lies in an update.
     during = [gap for at, gap in users.gaps if any(start <= at and at - gap <= end for start, end in windows)]
     return {
@@ -359,6 +358,7 @@ async def measure(model: Path, users_count: int, updates: int) -> dict[str, Any]
         "gap_p50_ms": round(1000 * statistics.median([gap for _, gap in users.gaps] or [0.0]), 1),
         "longest_gap_around_updates_ms": round(1000 * max(during, default=0.0), 1),
         "updates": [{name: round(value, 3) for name, value in row.items()} for row in rows],
+        "load_alone_seconds": round(statistics.median(loads), 3),
         "remainder_seconds": round(statistics.median(row["remainder"] for row in rows), 3),
     }
 
