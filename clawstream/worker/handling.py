@@ -4,6 +4,7 @@ import asyncio
 import queue
 from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,7 +121,13 @@ class HandlerPool:
             self._loop.call_soon(self._start_lane)  # Not before the new one has begun, and awaits something.
 
     async def _lane(self) -> None:
-        while self._waiting:
+        """Ends when nothing waits, or when its task is not as it was: no input may inherit a cancellation, or context
+        variables, from the one before. What waits then is the next lane's: one begins as long as anything does.
+        """
+        task = asyncio.current_task(self._loop)
+        assert task is not None  # A coroutine runs in a task.
+        context = copy_context()
+        while self._waiting and not task.cancelling() and copy_context() == context:
             await self._handle(self._waiting.popleft())
 
     def _give_up(self, partitions: Sequence[TopicPartition]) -> None:
