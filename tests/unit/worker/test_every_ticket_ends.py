@@ -10,7 +10,7 @@ from clawstream.bus.interface import Record
 from clawstream.bus.memory import MemoryBus
 from clawstream.clock import SystemClock
 from clawstream.codec import header
-from clawstream.errors import EngineUnavailable, HandlerCancelled, TransactionAbortable
+from clawstream.errors import BrokerUnavailable, EngineUnavailable, HandlerCancelled, TransactionAbortable
 from clawstream.log import get_logger
 from clawstream.worker.deadline import Deadlines, waiting_for_a_turn
 from clawstream.worker.handling import HandlerPool
@@ -76,6 +76,36 @@ async def test_a_deadline_hook_that_hangs_is_ended_too(scene: Scene) -> None:
     async with running(scene.worker(Hanging(handle), settings=WorkerSettings(deadline_seconds=0.05))):
         await eventually(lambda: scene.committed() == {0: 1}, "the partition goes on")
     assert [header(record.headers, "dlq.reason") for record in scene.buried()] == ["deadline"]
+
+
+async def test_a_deadline_hook_that_fails_costs_one_record_and_in_an_outage_is_asked_again(scene: Scene) -> None:
+    asked: list[str] = []
+
+    class Failing(FunctionHandler):
+        async def on_deadline(self, record: Record, deadline_seconds: float) -> Outcome:
+            asked.append(text(record))
+            if text(record) == "bug":
+                raise KeyError("missing")
+            if text(record) == "cancelled":
+                raise asyncio.CancelledError
+            if text(record) == "outage" and asked.count("outage") < 3:
+                raise BrokerUnavailable("the broker is away")
+            return scene.echo(record)
+
+    async def handle(record: Record) -> Outcome:
+        await asyncio.Event().wait()
+        return scene.echo(record)
+
+    scene.write("outage", "bug", "cancelled", "a")
+    settings = WorkerSettings(deadline_seconds=0.05, retry_initial_seconds=0.01)
+    handler = Failing(handle)
+    async with running(scene.worker(handler, settings=settings)):
+        await eventually(lambda: scene.committed() == {0: 4}, "the partition goes on")
+    assert scene.written() == ["outage", "a"]
+    found = [(text(dead), header(dead.headers, "dlq.reason")) for dead in scene.buried()]
+    assert found == [("bug", "handler_failed"), ("cancelled", "handler_cancelled")]
+    assert sorted(handler.handled) == ["a", "bug", "cancelled", "outage"]
+    assert asked.count("outage") == 3
 
 
 async def test_an_input_that_was_taken_from_us_in_an_outage_is_not_tried_again(bus: MemoryBus, scene: Scene) -> None:
