@@ -96,11 +96,11 @@ class HttpEngineClient:
             async with asyncio.timeout(self._timeouts.first_chunk_seconds):
                 response = await self._connection.post("/generate", body)
             async with response:
-                await self._connection.raise_for_status("/generate", response)
-                request.on_accepted()
                 # No deadline is open while the consumer works on a chunk: its time does not count.
                 wait_seconds = self._timeouts.first_chunk_seconds
                 with closing(WaitLimit()) as limit:
+                    await limit.wait(self._connection.raise_for_status("/generate", response), wait_seconds)
+                    request.on_accepted()
                     while piece := await self._next_piece(response, limit, wait_seconds):
                         for data in splitter.feed(piece):
                             if data == b"[DONE]":

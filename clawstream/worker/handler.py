@@ -39,7 +39,10 @@ class Handler(ABC):
         """
 
     async def on_deadline(self, record: Record, deadline_seconds: float) -> Outcome:
-        """`handle` took too long and was cancelled. A handler that has a better answer than a dead letter gives it."""
+        """`handle` took too long and was cancelled. A handler that has a better answer than a dead letter gives it.
+
+        What it raises means what it means of `handle`: in an outage it is called again after a while.
+        """
         return DeadLetter("deadline", EngineTimeout(f"{record}: not handled within {deadline_seconds:.0f} seconds"))
 
     async def close(self) -> None:  # noqa: B027 - optional

@@ -4,10 +4,11 @@ import asyncio
 import queue
 from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
-from clawstream.bus.interface import TopicPartition
+from clawstream.bus.interface import Record, TopicPartition
 from clawstream.clock import Clock
 from clawstream.errors import (
     BrokerUnavailable,
@@ -120,7 +121,13 @@ class HandlerPool:
             self._loop.call_soon(self._start_lane)  # Not before the new one has begun, and awaits something.
 
     async def _lane(self) -> None:
-        while self._waiting:
+        """Ends when nothing waits, or when its task is not as it was: no input may inherit a cancellation, or context
+        variables, from the one before. What waits then is the next lane's: one begins as long as anything does.
+        """
+        task = asyncio.current_task(self._loop)
+        assert task is not None  # A coroutine runs in a task.
+        context = copy_context()
+        while self._waiting and not task.cancelling() and copy_context() == context:
             await self._handle(self._waiting.popleft())
 
     def _give_up(self, partitions: Sequence[TopicPartition]) -> None:
@@ -183,11 +190,13 @@ class HandlerPool:
 
         None when the input's partition was taken from us in an outage.
         """
-        record, delay, attempt = ticket.record, self._settings.retry_initial_seconds, 0
+        record, delay, attempt, is_late = ticket.record, self._settings.retry_initial_seconds, 0, False
         while ticket.epoch > self._given_up.get(ticket.partition, 0):
-            attempt += 1
             deadline = self._deadlines.begin()
             try:
+                if is_late:
+                    return await self._past_deadline(record, attempt)
+                attempt += 1
                 async with deadline:
                     return await self._handler.handle(record)
             except _OUTAGES as outage:
@@ -213,19 +222,20 @@ class HandlerPool:
                 return DeadLetter("handler_cancelled", _cancelled(str(record)), attempt)
             except Exception as error:  # The boundary of one input: it becomes a dead letter, the others go on.
                 if deadline.expired():
-                    return await self._past_deadline(ticket, attempt)
+                    is_late = True
+                    continue
                 self._log.exception("handling a record failed", record=str(record))
                 return DeadLetter("handler_failed", error, attempt)
         return None
 
-    async def _past_deadline(self, ticket: Ticket, attempt: int) -> Outcome:
+    async def _past_deadline(self, record: Record, attempt: int) -> Outcome:
         """The handler's better answer, if it has one in time."""
         seconds = self._settings.deadline_seconds
         try:
             async with asyncio.timeout(seconds):
-                return await self._handler.on_deadline(ticket.record, seconds)
+                return await self._handler.on_deadline(record, seconds)
         except TimeoutError:
-            overdue = EngineTimeout(f"{ticket.record}: not handled within {seconds:.0f} seconds, nor any time later")
+            overdue = EngineTimeout(f"{record}: not handled within {seconds:.0f} seconds, nor any time later")
             return DeadLetter("deadline", overdue, attempt)
 
 

@@ -148,8 +148,10 @@ class Generation:
             await self._fail(placing, to_refusal(error))
         except Exception as error:
             self._logger.exception("a request failed", error=type(error).__name__)
-            await self._abort()
-            await self._fail(placing, to_refusal(ClawstreamError()))
+            try:
+                await self._abort()
+            finally:  # Whatever becomes of that: the reader must not wait for ever.
+                await self._fail(placing, to_refusal(ClawstreamError()))
         except asyncio.CancelledError:
             # Whoever cancels this task from outside ends the process; the reader must not wait for ever.
             sampling.cancel()

@@ -228,6 +228,25 @@ async def test_a_stalled_stream_ends_at_the_idle_deadline(engine: StubEngine) ->
     await client.close()
 
 
+async def test_an_error_whose_words_do_not_come_is_not_waited_for_for_ever() -> None:
+    async def answers_half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 100\r\n\r\nbusy")
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(answers_half, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    timeouts = EngineTimeouts(first_chunk_seconds=0.5)
+    client = HttpEngineClient("one", f"http://127.0.0.1:{port}", timeouts=timeouts)
+    asking = asyncio.create_task(collect(client))
+    ended, _ = await asyncio.wait([asking], timeout=30.0)
+    assert ended, "it waits for ever"
+    with pytest.raises(EngineTimeout):
+        await asking
+    await client.close()
+    server.close()
+
+
 async def test_a_silence_that_is_explained_is_waited_out(engine: StubEngine) -> None:
     go_on = asyncio.Event()
     engine.enqueue(StubAnswer(gate=go_on, gate_after_tokens=1))

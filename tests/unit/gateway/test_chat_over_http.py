@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawstream.engine.client import EngineTimeouts
+from clawstream.engine.client import EngineTimeouts, HttpEngineClient
 from clawstream.rendering.renderer import PackageRenderer
 from schemas.events import TurnEvent
 from schemas.events.base import RolloutPosition, TurnType
@@ -722,6 +722,22 @@ async def test_a_failure_of_our_own_in_mid_answer_ends_the_engines_work(
     with pytest.raises(openai.InternalServerError):
         await whole(gateway)
     assert gateway.engine.aborted == [gateway.engine.requests[0]["rid"]]
+
+
+async def test_a_failure_of_our_own_is_told_though_the_engine_cannot_be_asked_to_end(
+    gateway: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(Capture, "add", fail)
+    monkeypatch.setattr(HttpEngineClient, "abort", fail)
+    gateway.engine.enqueue(StubAnswer(gate=asyncio.Event(), gate_after_tokens=1))
+    request = asyncio.create_task(whole(gateway))
+    answered, _ = await asyncio.wait([request], timeout=30.0)
+    assert answered, "the client waits for ever"
+    with pytest.raises(openai.InternalServerError):
+        await request
 
 
 async def open_stream_after(gateway: GatewayUnderTest, tokens: int) -> Any:

@@ -1,16 +1,23 @@
 """No input is ever forgotten: cancelled handlers, deadlines that count work alone, and the last flushes."""
 
 import asyncio
+from contextlib import suppress
+from contextvars import ContextVar
 
 import pytest
 
 from clawstream.bus.interface import Record
 from clawstream.bus.memory import MemoryBus
+from clawstream.clock import SystemClock
 from clawstream.codec import header
-from clawstream.errors import EngineUnavailable, HandlerCancelled, TransactionAbortable
+from clawstream.errors import BrokerUnavailable, EngineUnavailable, HandlerCancelled, TransactionAbortable
+from clawstream.log import get_logger
 from clawstream.worker.deadline import Deadlines, waiting_for_a_turn
+from clawstream.worker.handling import HandlerPool
 from clawstream.worker.outcomes import Outcome
 from clawstream.worker.settings import WorkerSettings
+from clawstream.worker.tracker import Ticket
+from tests.fixtures.buses import read_all
 from tests.fixtures.workers import FunctionHandler, Scene, eventually, running, text
 
 
@@ -69,6 +76,36 @@ async def test_a_deadline_hook_that_hangs_is_ended_too(scene: Scene) -> None:
     async with running(scene.worker(Hanging(handle), settings=WorkerSettings(deadline_seconds=0.05))):
         await eventually(lambda: scene.committed() == {0: 1}, "the partition goes on")
     assert [header(record.headers, "dlq.reason") for record in scene.buried()] == ["deadline"]
+
+
+async def test_a_deadline_hook_that_fails_costs_one_record_and_in_an_outage_is_asked_again(scene: Scene) -> None:
+    asked: list[str] = []
+
+    class Failing(FunctionHandler):
+        async def on_deadline(self, record: Record, deadline_seconds: float) -> Outcome:
+            asked.append(text(record))
+            if text(record) == "bug":
+                raise KeyError("missing")
+            if text(record) == "cancelled":
+                raise asyncio.CancelledError
+            if text(record) == "outage" and asked.count("outage") < 3:
+                raise BrokerUnavailable("the broker is away")
+            return scene.echo(record)
+
+    async def handle(record: Record) -> Outcome:
+        await asyncio.Event().wait()
+        return scene.echo(record)
+
+    scene.write("outage", "bug", "cancelled", "a")
+    settings = WorkerSettings(deadline_seconds=0.05, retry_initial_seconds=0.01)
+    handler = Failing(handle)
+    async with running(scene.worker(handler, settings=settings)):
+        await eventually(lambda: scene.committed() == {0: 4}, "the partition goes on")
+    assert scene.written() == ["outage", "a"]
+    found = [(text(dead), header(dead.headers, "dlq.reason")) for dead in scene.buried()]
+    assert found == [("bug", "handler_failed"), ("cancelled", "handler_cancelled")]
+    assert sorted(handler.handled) == ["a", "bug", "cancelled", "outage"]
+    assert asked.count("outage") == 3
 
 
 async def test_an_input_that_was_taken_from_us_in_an_outage_is_not_tried_again(bus: MemoryBus, scene: Scene) -> None:
@@ -221,6 +258,75 @@ async def test_inputs_that_await_something_are_under_way_side_by_side(scene: Sce
     scene.write("meets", "quick", "meets", "quick", "meets")
     async with running(scene.worker(FunctionHandler(handle))):
         await eventually(lambda: scene.committed() == {0: 5}, "those that meet were under way side by side")
+
+
+@pytest.mark.parametrize("is_swallowed", [False, True])
+async def test_a_handler_that_is_cancelled_and_ends_well_leaves_nothing_to_the_next_input(
+    scene: Scene, is_swallowed: bool
+) -> None:
+    cancellations: list[int] = []
+
+    async def handle(record: Record) -> Outcome:
+        task = asyncio.current_task()
+        assert task is not None
+        cancellations.append(task.cancelling())
+        if text(record) == "cancels itself":
+            task.cancel()
+            if is_swallowed:
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0)
+        else:
+            await asyncio.sleep(0)  # Here a cancellation that is left over would be raised.
+        return scene.echo(record)
+
+    scene.write("cancels itself", "next", "cancels itself", "last")
+    async with running(scene.worker(FunctionHandler(handle))):
+        await eventually(lambda: scene.committed() == {0: 4}, "the partition goes on")
+    assert scene.written() == ["cancels itself", "next", "cancels itself", "last"]
+    assert scene.buried() == []
+    assert cancellations == [0, 0, 0, 0]
+
+
+async def test_what_a_handler_sets_in_its_context_the_next_input_does_not_see(scene: Scene) -> None:
+    variable: ContextVar[str] = ContextVar("of_one_input", default="")
+    seen: list[str] = []
+
+    async def handle(record: Record) -> Outcome:
+        seen.append(variable.get())
+        variable.set(text(record))
+        return scene.echo(record)
+
+    scene.write("a", "b", "c")
+    async with running(scene.worker(FunctionHandler(handle))):
+        await eventually(lambda: scene.committed() == {0: 3}, "all committed")
+    assert seen == ["", "", ""]
+
+
+async def test_a_pool_that_is_cancelled_begins_with_nothing_though_a_handler_resists(scene: Scene) -> None:
+    begun: list[str] = []
+    first_began = asyncio.Event()
+
+    async def handle(record: Record) -> Outcome:
+        begun.append(text(record))
+        first_began.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return scene.echo(record)
+
+    scene.write("a", "b", "c")
+    pool = HandlerPool(
+        FunctionHandler(handle),
+        settings=WorkerSettings(),
+        metrics=scene.metrics,
+        clock=SystemClock(),
+        logger=get_logger(),
+    )
+    pool.submit([Ticket(record, 1) for record in read_all(scene.bus, scene.inputs)])
+    await first_began.wait()
+    cancelled = asyncio.create_task(pool.cancel())
+    ended, _ = await asyncio.wait([cancelled], timeout=30.0)
+    assert ended, "an input that nobody cancels was begun"
+    assert "c" not in begun
 
 
 async def test_without_a_deadline_waiting_is_just_waiting() -> None:
