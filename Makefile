@@ -70,7 +70,7 @@ test: setup check test-fast
 # What a broker takes part in is flow, the bus's contract suite included; its other half is here. More processes than
 # cores: half of the time these tests wait.
 test-fast: setup models/smollm2
-	$(BIN)/python -m pytest tests/contracts tests/unit -m "not kafka" -n 4 --dist worksteal $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest tests/contracts tests/unit -m "not kafka" -n 5 --dist worksteal $(PYTEST_OPTIONS)
 
 check: $(VENV)/.packages
 	$(BIN)/ruff check .
