@@ -12,6 +12,7 @@ from typing import Final
 from clawstream.bus.interface import Bus
 from clawstream.bus.overtaken import telling_who_overtook
 from clawstream.bus.ranges import latest_of_topic
+from clawstream.bus.write_together import write_together
 from clawstream.codec import decode_as, encode
 from clawstream.durable_files import replace_file
 from clawstream.errors import NamespaceTaken
@@ -49,22 +50,19 @@ def claim_namespace(
                 deployment_id=own or str(id_source()), data_directory=str(directory), host=host, claimed_at=now
             )
             _remember(file, owner.deployment_id)  # First: a claim whose directory does not know it refuses its own.
+            claim = encode(
+                owner,
+                topic=full_name(namespace, DEPLOYMENT),
+                key=_KEY,
+                event_id=derive("deployment", namespace, owner.deployment_id),
+                source="cli/topics",
+            )
             with telling_who_overtook(
                 f"{full_name(namespace, DEPLOYMENT)}: claiming namespace {namespace!r}",
                 "another system, or another `clawstream topics apply` of this one,",
                 then="Run it again: it then says whose the namespace is",
             ):
-                producer.begin()
-                producer.produce(
-                    encode(
-                        owner,
-                        topic=full_name(namespace, DEPLOYMENT),
-                        key=_KEY,
-                        event_id=derive("deployment", namespace, owner.deployment_id),
-                        source="cli/topics",
-                    )
-                )
-                producer.commit()
+                write_together(producer, [claim])
         elif owner.deployment_id != own:
             if not joins:
                 raise NamespaceTaken(

@@ -3,10 +3,14 @@
 A name that is not in the list fails type checking. All carry the prefix `clawstream_`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics import MetricWrapperBase
+
+Metric = TypeVar("Metric", Counter, Gauge, Histogram)
 
 CounterName = Literal[
     "turns_total",
@@ -143,28 +147,30 @@ class Metrics:
             name: Histogram(f"clawstream_{name}", definition.help, definition.labels, registry=self._registry)
             for name, definition in HISTOGRAMS.items()
         }
-
-        self._labelled: dict[tuple[str, *tuple[tuple[str, str], ...]], Counter] = {}
-        """Counters that were asked for. To find one by its labels takes the library as long as to count ten times."""
+        self._labelled: dict[tuple[str, *tuple[tuple[str, str], ...]], MetricWrapperBase] = {}
+        """Those that were asked for. To find one by its labels takes the library as long as to count ten times."""
 
     def increment(self, name: CounterName, amount: float = 1.0, **labels: str) -> None:
         """Adds to a counter. All labels of its definition are needed."""
-        key = (name, *labels.items())
-        counter = self._labelled.get(key)
-        if counter is None:
-            counter = self._counters[name]
-            self._labelled[key] = counter = counter.labels(**labels) if labels else counter
-        counter.inc(amount)
+        self._one_of(self._counters[name], name, labels).inc(amount)
 
     def set(self, name: GaugeName, value: float, **labels: str) -> None:
         """Sets a gauge."""
-        gauge = self._gauges[name]
-        (gauge.labels(**labels) if labels else gauge).set(value)
+        self._one_of(self._gauges[name], name, labels).set(value)
 
     def observe(self, name: HistogramName, value: float, **labels: str) -> None:
         """Adds an observation to a histogram, in the unit that its name ends in."""
-        histogram = self._histograms[name]
-        (histogram.labels(**labels) if labels else histogram).observe(value)
+        self._one_of(self._histograms[name], name, labels).observe(value)
+
+    def _one_of(self, metric: Metric, name: str, labels: Mapping[str, str]) -> Metric:
+        """The one with these labels. No two metrics have one name, whatever their kinds."""
+        if not labels:
+            return metric
+        key = (name, *labels.items())
+        found = self._labelled.get(key)
+        if found is None:
+            found = self._labelled[key] = metric.labels(**labels)
+        return cast("Metric", found)
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""

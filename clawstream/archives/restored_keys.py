@@ -52,7 +52,8 @@ class ArchivedKeys:
         one that will be needed is not among ours: whoever reads or writes encrypted content would end for want of it.
         """
         named = counting or self.named
-        missing = sorted(each for each in {*self.wrapping, *_if_any(named)} if masters.get(each) is None)
+        needed = self.wrapping if named is None else self.wrapping | {named}
+        missing = sorted(each for each in needed if masters.get(each) is None)
         if missing:
             raise ArchiveError(
                 f"{where}: its keys need master key {', '.join(missing)}, and this process has {masters.ids}. Whoever "
@@ -60,17 +61,13 @@ class ArchivedKeys:
                 "master_key_file on every machine, then restore, then `clawstream keys rotate`"
             )
         wanted = counting or (None if masters.last is None else masters.last.key_id)
-        old = sorted({*self.wrapping, *_if_any(named)} - {wanted})
+        old = sorted(needed - {wanted})
         if not old:
             return ""
         return (
             f"the archive brings master key {', '.join(old)} back, which wraps keys, or counts: keep it in the files, "
             f"and run `clawstream keys rotate --to {wanted}` now; then `clawstream keys status` says when it may go"
         )
-
-
-def _if_any(key_id: str | None) -> list[str]:
-    return [] if key_id is None else [key_id]
 
 
 def names_master_key(record: Record) -> bool:

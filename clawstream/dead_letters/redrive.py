@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from clawstream.bus.interface import Bus, OutgoingRecord
 from clawstream.bus.overtaken import telling_who_overtook
+from clawstream.bus.write_together import write_together
 from clawstream.clock import Clock
 from clawstream.dead_letters.letter import Letter, marker, original
 from clawstream.dead_letters.reading import ValueReader, read_letters
@@ -130,10 +131,7 @@ class _Sender:
                 "another `clawstream dlq redrive` of this stage",
                 then="What was sent back before is known: run it again, when the other one has ended",
             ):
-                self._producer.begin()
-                for record in records:
-                    self._producer.produce(record)
-                self._producer.commit()
+                write_together(self._producer, records)
         except RecordRejected:
             self._replace()
             raise

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from clawstream.bus.interface import Bus, OutgoingRecord
 from clawstream.bus.overtaken import telling_who_overtook
 from clawstream.bus.ranges import latest_of_topic
+from clawstream.bus.write_together import write_together
 from clawstream.encryption.session_keys import key_prefix, session_prefix
 from clawstream.topics import SESSION_KEYS, full_name
 
@@ -42,10 +43,9 @@ def delete_keys(bus: Bus, namespace: str, key_ids: Iterable[bytes], source: str)
             then="Until they are deleted what they encrypt can still be read: run `clawstream forget` again, when the "
             "other command has ended",
         ):
-            producer.begin()
-            for key_id in key_ids:
-                producer.produce(OutgoingRecord(topic, key_id, None, (("ce_source", source.encode()),)))
-            producer.commit()
+            write_together(
+                producer, (OutgoingRecord(topic, key_id, None, (("ce_source", source.encode()),)) for key_id in key_ids)
+            )
     finally:
         producer.close()
 

@@ -9,13 +9,14 @@ deletes fences it, and it begins anew.
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from clawstream.bus.interface import Bus, OutgoingRecord, TransactionalProducer
+from clawstream.bus.interface import Bus, OutgoingRecord
 from clawstream.bus.ranges import latest_of_topic
+from clawstream.bus.write_together import write_together
 from clawstream.clock import Clock
 from clawstream.codec import decode_as, encode
 from clawstream.encryption.deletion import keys_transactional_id
@@ -167,10 +168,10 @@ class Rotation:
             plain = {key_id: unwrapped(key_id, event, self._masters) for key_id, event in stale.items()}
             if on_log.named != target.key_id:
                 named = master_key_record(self._topic, target, now=self._clock.now(), source=_SOURCE)
-                self._write_together(producer, [named])
+                write_together(producer, [named])
             waiting = iter(plain.items())
             while chunk := list(islice(waiting, _KEYS_PER_TRANSACTION)):
-                self._write_together(producer, [self._wrapped(*each, stale[each[0]], target) for each in chunk])
+                write_together(producer, [self._wrapped(*each, stale[each[0]], target) for each in chunk])
             return RotationReport(len(plain), damaged)
         finally:
             producer.close()
@@ -180,9 +181,3 @@ class Rotation:
         event = wrapped(key_id, data_key, target, nonce=nonce, now=before.created_at)
         event_id = derive("session-key", key_id, target.key_id)
         return encode(event, topic=self._topic, key=key_id, event_id=event_id, source=_SOURCE)
-
-    def _write_together(self, producer: TransactionalProducer, records: Sequence[OutgoingRecord]) -> None:
-        producer.begin()
-        for record in records:
-            producer.produce(record)
-        producer.commit()

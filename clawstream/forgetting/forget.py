@@ -14,6 +14,7 @@ from clawstream.blobs import remove_blob
 from clawstream.bus.interface import Bus, OutgoingRecord
 from clawstream.bus.overtaken import telling_who_overtook
 from clawstream.bus.ranges import read_once, topic_ranges
+from clawstream.bus.write_together import write_together
 from clawstream.clock import Clock
 from clawstream.codec import encode
 from clawstream.encryption.deletion import delete_keys
@@ -161,10 +162,7 @@ class Forgetting:
                 "another `clawstream forget`",
                 then="What was done before stays done: run it again, when the other one has ended",
             ):
-                producer.begin()
-                for record in records:
-                    producer.produce(record)
-                producer.commit()
+                write_together(producer, records)
         finally:
             producer.close()
 

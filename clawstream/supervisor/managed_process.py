@@ -8,7 +8,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 from clawstream.clock import Clock
@@ -64,7 +64,6 @@ class ManagedProcess:
         self._starts = 0
         self._memory_kills: int | None = None
         self._last_exit = ""
-        self._kill_at: datetime | None = None
         self._why_killed = ""
         self._launch: Launch | None = None
         self._child: subprocess.Popen[bytes] | None = None
@@ -166,7 +165,6 @@ class ManagedProcess:
             seconds = self.specification.stop_timeout_seconds
             self._move(ProcessState.STOPPING, stopping_words(seconds))
             self._deadline_seconds = self._clock.monotonic_seconds() + seconds
-            self._kill_at = self._since + timedelta(seconds=seconds)
             self._logger.info("stopping", seconds=seconds)
             self._identity.signal(signal.SIGTERM)
 
@@ -207,7 +205,9 @@ class ManagedProcess:
             pid=running.pid if running else None,
             create_time=running.create_time if running else None,
             starts=self._starts,
-            kill_at=self._kill_at if self.state is ProcessState.STOPPING else None,
+            kill_at=self._since + timedelta(seconds=self.specification.stop_timeout_seconds)
+            if self.state is ProcessState.STOPPING
+            else None,
             was_killed=bool(self._why_killed) and self.state is ProcessState.STOPPED,
             last_exit=self._last_exit,
             log_file=self.log_file,

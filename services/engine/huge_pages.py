@@ -25,13 +25,13 @@ _MADV_COLLAPSE = 25
 """From Linux's mman-common.h; Python's mmap module does not know it."""
 
 
-def collapse_page(number: int) -> bool:
-    """Merges what lies on the aligned huge page of this number. About 4 ms of processor time. False: not possible."""
+def page_collapser() -> Callable[[int], bool]:
+    """Merges what lies on the aligned huge page of a number. About 4 ms of processor time. False: not possible."""
     if not sys.platform.startswith("linux"):
-        return False
+        return lambda _number: False
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return madvise(number * HUGE_PAGE_BYTES, HUGE_PAGE_BYTES, _MADV_COLLAPSE) == 0
+    return lambda number: madvise(number * HUGE_PAGE_BYTES, HUGE_PAGE_BYTES, _MADV_COLLAPSE) == 0
 
 
 def huge_pages(linears: Iterable[Linear]) -> list[int]:
@@ -48,9 +48,9 @@ def huge_pages(linears: Iterable[Linear]) -> list[int]:
 class HugePageMover:
     """Moves weights to huge pages on a thread of its own. One version at a time. Not thread-safe itself."""
 
-    def __init__(self, collapse: Callable[[int], bool] = collapse_page) -> None:
-        """`collapse` is for tests."""
-        self._collapse = collapse
+    def __init__(self, collapse: Callable[[int], bool] | None = None) -> None:
+        """`collapse` is for tests; else `page_collapser`'s."""
+        self._collapse = collapse or page_collapser()
         self._no_longer_wanted = threading.Event()
         self._thread: threading.Thread | None = None
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from clawstream.bus.interface import Delivery, OutgoingRecord, TransactionalProducer
+from clawstream.bus.write_together import write_together
 from clawstream.clock import Clock
 from clawstream.codec import encode
 from clawstream.errors import BusError
@@ -131,9 +132,7 @@ class BatchWriter:
 
     def write_position(self, producer: TransactionalProducer, next_sequence: int) -> None:
         """One transaction that says only how far this outbox is on the log, and so that it is in use."""
-        producer.begin()
-        producer.produce(self._position(next_sequence))
-        producer.commit()
+        write_together(producer, [self._position(next_sequence)])
 
     def _observe(self, phase: str, started: float) -> float:
         now = self._clock.monotonic_seconds()

@@ -206,8 +206,8 @@ async def serve(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     serving.add_done_callback(lambda _: stop.set())
     helpers = [
-        asyncio.create_task(_watch(conversations, fail)),
-        asyncio.create_task(_check_keys(check_keys, fail, logger)),
+        asyncio.create_task(_watch(conversations)),
+        asyncio.create_task(_check_keys(check_keys, logger)),
     ]
     for helper in helpers:
         helper.add_done_callback(partial(_fail_if_broken, fail))
@@ -265,10 +265,9 @@ def _stop_on_signals(stop: asyncio.Event, ending: threading.Event, logger: Logge
         asyncio.get_running_loop().add_signal_handler(number, received, number)
 
 
-async def _check_keys(check: Callable[[], None], fail: Callable[[Exception], None], logger: Logger) -> None:
-    """Ends the process when its master key is not the one that counts; goes on asking while no broker answers.
-
-    What else goes wrong ends it too: what cannot be checked must not be encrypted.
+async def _check_keys(check: Callable[[], None], logger: Logger) -> None:
+    """Raises what `check` raises: the master key is not the one that counts, or cannot be checked, and what cannot be
+    checked must not be encrypted. Goes on asking while no broker answers.
     """
     while True:
         try:
@@ -276,24 +275,20 @@ async def _check_keys(check: Callable[[], None], fail: Callable[[Exception], Non
         except BusError as error:
             logger.warning("the master key cannot be checked yet; trying again", error=str(error))
             await asyncio.sleep(_KEY_CHECK_SECONDS)
-        except ClawstreamError as error:
-            fail(error)
-            return
         else:
             return
 
 
 def _fail_if_broken(fail: Callable[[Exception], None], done: "asyncio.Task[None]") -> None:
-    """A task that nobody waits for must not end unheard."""
+    """What such a task raises ends the process: nobody waits for it, and it must not end unheard."""
     error = None if done.cancelled() else done.exception()
     if isinstance(error, Exception):
         fail(error)
 
 
-async def _watch(conversations: GatewayConversations, fail: Callable[[Exception], None]) -> None:
-    """Ends the process when nothing reaches the log any more."""
+async def _watch(conversations: GatewayConversations) -> None:
+    """Raises the failure after which nothing reaches the log any more."""
     while True:
         if conversations.failure is not None:
-            fail(conversations.failure)
-            return
+            raise conversations.failure
         await asyncio.sleep(_FAILURE_POLL_SECONDS)

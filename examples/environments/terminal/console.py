@@ -51,13 +51,15 @@ async def run_shown(
     clock = SystemClock()
     began_at_seconds = clock.monotonic_seconds()
     answers: Counter[str] = Counter()
-    ended = solved = tokens = 0
+    solved = tokens = 0
     with ProgressDisplay(console, clock, total=len(plans), unit="rollouts") as display:
         display.describe("terminal tasks")
 
         def say() -> None:
             seconds = max(clock.monotonic_seconds() - began_at_seconds, 1e-9)
-            display.detail = f"{solved} of {ended} solved, {answers.total()} answers, {tokens / seconds:.0f} tokens/s"
+            display.detail = (
+                f"{solved} of {len(results)} solved, {answers.total()} answers, {tokens / seconds:.0f} tokens/s"
+            )
 
         def on_answer(rollout_id: str, new_tokens: int) -> None:
             nonlocal tokens
@@ -68,9 +70,8 @@ async def run_shown(
             display.advance(1 / options.max_steps)
 
         def on_end(result: RolloutResult | FailedRollout) -> None:
-            nonlocal ended, solved
+            nonlocal solved
             results.append(result)
-            ended += 1
             solved += isinstance(result, RolloutResult) and result.solved
             say()
             display.advance(1 - answers[result.rollout_id] / options.max_steps)

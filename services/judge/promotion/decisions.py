@@ -12,6 +12,7 @@ from clawstream import ids
 from clawstream.bus.fold import LogReader
 from clawstream.bus.interface import Bus, Record
 from clawstream.bus.overtaken import telling_who_overtook
+from clawstream.bus.write_together import write_together
 from clawstream.codec import decode, encode
 from clawstream.errors import SettingsError
 from clawstream.topics import CONFIG, full_name
@@ -103,22 +104,19 @@ def decide(
             reason=reason,
             activated_at=now,
         )
+        decision = encode(
+            event,
+            topic=full_name(namespace, CONFIG),
+            key=f"active-judge-spec/{event.promotion_epoch:08d}",
+            event_id=ids.derive("active-judge-spec", event.promotion_epoch, event.spec_hash),
+            source=source,
+        )
         with telling_who_overtook(
             f"{full_name(namespace, CONFIG)}: making judge spec {spec.spec_hash} count",
             "another promotion or rollback",
             then="Look at what counts now, then decide again",
         ):
-            producer.begin()
-            producer.produce(
-                encode(
-                    event,
-                    topic=full_name(namespace, CONFIG),
-                    key=f"active-judge-spec/{event.promotion_epoch:08d}",
-                    event_id=ids.derive("active-judge-spec", event.promotion_epoch, event.spec_hash),
-                    source=source,
-                )
-            )
-            producer.commit()
+            write_together(producer, [decision])
         decisions.events[event.promotion_epoch] = event
         return decisions, True
     finally:

@@ -17,7 +17,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from clawstream.errors import WeightsError
 from services.engine.architecture import parse_architecture, read_architecture, read_stop_token_ids
-from services.engine.huge_pages import HugePageMover, collapse_page, huge_pages
+from services.engine.huge_pages import HugePageMover, huge_pages, page_collapser
 from services.engine.linear import make_linear, packing_works
 from services.engine.responses import version_spans
 from services.engine.rope import rotary_tables
@@ -211,6 +211,7 @@ def test_huge_pages_cover_all_packed_weights_and_change_no_result() -> None:
     assert len(numbers) in (16, 17)  # 32 MiB seldom begin at a page
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     tried: list[int] = []
+    collapse_page = page_collapser()
 
     def collapse(number: int) -> bool:
         tried.append(number)

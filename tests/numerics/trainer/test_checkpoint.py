@@ -15,10 +15,9 @@ from services.trainer import checkpoint
 from services.trainer.checkpoint import Checkpoint, CheckpointError, CheckpointStore, read_checkpoint
 from services.trainer.policy import PolicyTrainer
 from services.trainer.policy_models import ModelOptions
-from services.trainer.policy_snapshot import PolicySnapshot
 from services.trainer.progress import Progress
 from tests.fixtures.training_samples import random_samples
-from tests.numerics.trainer.conftest import assert_same_weights
+from tests.numerics.trainer.conftest import assert_same_weights, snapshot
 
 NewPolicy = Callable[..., PolicyTrainer]
 RATE = 1e-3
@@ -26,12 +25,6 @@ RATE = 1e-3
 
 class Killed(BaseException):
     """Stands for SIGKILL: no handler for Exception runs."""
-
-
-def snapshot(policy: PolicyTrainer) -> PolicySnapshot:
-    taken = policy.snapshot()
-    assert taken is not None
-    return taken
 
 
 def train(policy: PolicyTrainer, steps: range) -> None:

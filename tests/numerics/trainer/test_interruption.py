@@ -14,9 +14,8 @@ from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.own_teacher import OwnTeacherOptions
 from services.trainer.policy import PolicyTrainer
 from services.trainer.policy_models import ModelOptions
-from services.trainer.policy_snapshot import PolicySnapshot
 from tests.fixtures.training_samples import random_samples
-from tests.numerics.trainer.conftest import assert_same_weights
+from tests.numerics.trainer.conftest import assert_same_weights, snapshot
 from tests.numerics.trainer.test_own_teacher import asking
 
 RATE = 1e-3
@@ -35,12 +34,6 @@ class EndsAfter:
         self.asked += 1
         self.times -= 1
         return self.times < 0
-
-
-def snapshot(policy: PolicyTrainer) -> PolicySnapshot:
-    taken = policy.snapshot()
-    assert taken is not None
-    return taken
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

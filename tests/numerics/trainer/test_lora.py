@@ -18,10 +18,9 @@ from services.trainer.engine.lora import LoraSettings
 from services.trainer.packing import pack
 from services.trainer.policy import PolicyTrainer
 from services.trainer.policy_models import ModelOptions
-from services.trainer.policy_snapshot import PolicySnapshot
 from services.trainer.publish import WeightStore
 from tests.fixtures.training_samples import VOCABULARY_SIZE, random_samples
-from tests.numerics.trainer.conftest import assert_same_weights
+from tests.numerics.trainer.conftest import assert_same_weights, snapshot
 from tests.numerics.trainer.tiny_models import ARCHITECTURES
 
 LORA = LoraSettings(rank=3, alpha=12.0)
@@ -30,12 +29,6 @@ RATE = 1e-2
 
 NewPolicy = Callable[..., PolicyTrainer]
 ModelDirectory = Callable[[str], Path]
-
-
-def snapshot(policy: PolicyTrainer) -> PolicySnapshot:
-    taken = policy.snapshot()
-    assert taken is not None
-    return taken
 
 
 def trained(new_policy: NewPolicy, architecture: str = "qwen3", steps: int = 3) -> PolicyTrainer:

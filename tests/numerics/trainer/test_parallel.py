@@ -19,6 +19,7 @@ from services.trainer.policy import PolicyTrainer
 from services.trainer.policy_snapshot import PolicySnapshot
 from services.trainer.sample import StepResult
 from tests.fixtures.training_samples import random_samples
+from tests.numerics.trainer.conftest import snapshot
 from tests.numerics.trainer.parallel_worker import ADAPTERS, BFLOAT16, LOSSES, RATE, REWARDS, samples, step_of, taught
 from tests.numerics.trainer.tiny_models import ARCHITECTURES
 
@@ -27,12 +28,6 @@ pytestmark = pytest.mark.slow
 NewPolicy = Callable[..., PolicyTrainer]
 LAYOUTS = [*(("tensor", architecture) for architecture in ARCHITECTURES), ("data", "qwen3")]
 OPTIONS = [("data-bfloat16", "qwen3"), ("tensor-lora", "qwen2"), ("tensor-lora", "qwen3"), ("data-lora", "qwen3")]
-
-
-def snapshot(policy: PolicyTrainer) -> PolicySnapshot:
-    taken = policy.snapshot()
-    assert taken is not None
-    return taken
 
 
 @pytest.fixture(scope="module")

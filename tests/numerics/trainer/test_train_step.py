@@ -9,32 +9,19 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from services.trainer.policy import PolicyTrainer
-from services.trainer.policy_snapshot import PolicySnapshot
 from services.trainer.sample import TrainingSample, UnchangedReason
 from tests.fixtures.training_samples import VOCABULARY_SIZE, masked, random_samples, replace_sample
-from tests.numerics.trainer.conftest import assert_other_weights, assert_same_weights
+from tests.numerics.trainer.conftest import assert_other_weights, assert_same_weights, padded, snapshot
 
 NewPolicy = Callable[..., PolicyTrainer]
 RATE = 1e-3
 REWARDS = [1.0, -1.0, 0.0, 1.0, -1.0, 1.0]
 
 
-def snapshot(policy: PolicyTrainer) -> PolicySnapshot:
-    taken = policy.snapshot()
-    assert taken is not None
-    return taken
-
-
 def reference_step(directory: Path, samples: list[TrainingSample]) -> tuple[dict[str, torch.Tensor], float]:
     """(weights after one step, gradient norm): a padded batch through Hugging Face and autograd, torch's AdamW."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    longest = max(sample.prompt_ids.size + sample.response_ids.size for sample in samples)
-    ids = torch.zeros(len(samples), longest, dtype=torch.int64)
-    attention = torch.zeros_like(ids)
-    for row, sample in enumerate(samples):
-        sequence = np.concatenate([sample.prompt_ids, sample.response_ids])
-        ids[row, : sequence.size] = torch.as_tensor(sequence)
-        attention[row, : sequence.size] = 1
+    ids, attention = padded(samples)
     logits = model(ids, attention_mask=attention, use_cache=False).logits
     total = torch.zeros(())
     for row, sample in enumerate(samples):

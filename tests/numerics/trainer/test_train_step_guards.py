@@ -12,10 +12,9 @@ from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.guards.bounds import Bound
 from services.trainer.guards.controls import StepControls
 from services.trainer.policy import PolicyTrainer
-from services.trainer.policy_snapshot import PolicySnapshot
 from services.trainer.sample import TrainingSample, UnchangedReason
 from tests.fixtures.training_samples import random_samples, replace_sample
-from tests.numerics.trainer.conftest import assert_other_weights, assert_same_weights
+from tests.numerics.trainer.conftest import assert_other_weights, assert_same_weights, snapshot
 
 RATE = 1e-3
 NewPolicy = Callable[..., PolicyTrainer]
@@ -23,12 +22,6 @@ NewPolicy = Callable[..., PolicyTrainer]
 
 def binary(coefficients: Mapping[str, float]) -> Algorithm:
     return Binary(**coefficients)
-
-
-def snapshot(policy: PolicyTrainer) -> PolicySnapshot:
-    taken = policy.snapshot()
-    assert taken is not None
-    return taken
 
 
 def hold(measurement: str, *, low: float | None = None, high: float | None = None) -> StepControls:

@@ -13,10 +13,9 @@ from services.trainer.algorithms.base import Algorithm, GivenIds, TokenBatch, lo
 from services.trainer.algorithms.options import IdSource
 from services.trainer.engine.parallel import ParallelLayout
 from services.trainer.policy import PolicyTrainer
-from services.trainer.policy_snapshot import PolicySnapshot
 from services.trainer.sample import TrainingSample, UnchangedReason
 from tests.fixtures.training_samples import random_samples, with_teachers
-from tests.numerics.trainer.conftest import assert_other_weights, assert_same_weights
+from tests.numerics.trainer.conftest import assert_other_weights, assert_same_weights, padded, snapshot
 
 RATE = 1e-3
 REWARDS = [1.0, -1.0, 0.0, 1.0, -1.0, 1.0]
@@ -40,12 +39,6 @@ def policy_of(layout: ParallelLayout, model_directory: Callable[[str], Path]) ->
     return make
 
 
-def snapshot(policy: PolicyTrainer) -> PolicySnapshot:
-    taken = policy.snapshot()
-    assert taken is not None
-    return taken
-
-
 def samples() -> list[TrainingSample]:
     """With a reward, with both, and one with a teacher only."""
     found = with_teachers(random_samples(REWARDS))
@@ -55,13 +48,7 @@ def samples() -> list[TrainingSample]:
 def padded_gradient_norm(directory: Path, batch: list[TrainingSample], algorithm: Algorithm) -> tuple[float, float]:
     """(loss, gradient norm) with a padded batch through Hugging Face, torch's own softmax and no packing."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    longest = max(sample.prompt_ids.size + sample.response_ids.size for sample in batch)
-    ids = torch.zeros(len(batch), longest, dtype=torch.int64)
-    attention = torch.zeros_like(ids)
-    for row, sample in enumerate(batch):
-        sequence = np.concatenate([sample.prompt_ids, sample.response_ids])
-        ids[row, : sequence.size] = torch.as_tensor(sequence)
-        attention[row, : sequence.size] = 1
+    ids, attention = padded(batch)
     all_logits = model(ids, attention_mask=attention, use_cache=False).logits
     at_own, at_one, entropies, given, wanted, teachers = [], [], [], [], [], []
     for row, sample in enumerate(batch):

@@ -3,14 +3,16 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from queue import SimpleQueue
 
 import pytest
 
 from clawstream import topics
 from clawstream.bus.fold import LogReader
+from clawstream.bus.interface import OutgoingRecord, TransactionalProducer
 from clawstream.bus.memory import MemoryBus
+from clawstream.bus.write_together import write_together
 from clawstream.clock import ManualClock
 from clawstream.codec import encode
 from clawstream.encryption import rotation
@@ -100,17 +102,16 @@ def test_a_rotation_that_is_killed_leaves_everything_readable_and_is_finished_by
     monkeypatch.setattr(rotation, "_KEYS_PER_TRANSACTION", 2)
     made = dict(process(OLD).for_writing(session, "alice") for session in SESSIONS)
     writes = 0
-    write = Rotation._write_together  # pyright: ignore[reportPrivateUsage]
 
-    def dies(self: Rotation, *arguments: object) -> None:
+    def dies(producer: TransactionalProducer, records: Iterable[OutgoingRecord]) -> None:
         nonlocal writes
         if writes == at:
             raise KilledError
         writes += 1
-        write(self, *arguments)  # pyright: ignore[reportArgumentType]
+        write_together(producer, records)
 
     with monkeypatch.context() as killed:
-        killed.setattr(Rotation, "_write_together", dies)
+        killed.setattr(rotation, "write_together", dies)
         with pytest.raises(KilledError):
             rotate(bus)
     both = process(OLD, NEW)

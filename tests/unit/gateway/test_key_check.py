@@ -22,7 +22,7 @@ async def test_whatever_the_check_raises_ends_the_gateway(error: Exception, monk
     def check() -> None:
         raise answers.pop(0)
 
-    task = asyncio.create_task(server._check_keys(check, failures.append, get_logger()))  # pyright: ignore[reportPrivateUsage]
+    task = asyncio.create_task(server._check_keys(check, get_logger()))  # pyright: ignore[reportPrivateUsage]
     task.add_done_callback(partial(server._fail_if_broken, failures.append))  # pyright: ignore[reportPrivateUsage]
     await asyncio.wait({task})
     assert failures == [error]
